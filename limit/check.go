@@ -1,0 +1,171 @@
+package limit
+
+import "time"
+
+// Class says whose allowance refused: the caller's own or the shared one.
+type Class uint8
+
+// The classes. Lane is the default and is answered with HTTP 429; Pool with 503.
+const (
+	Lane Class = iota
+	Pool
+)
+
+// String is the class on the wire: "lane" or "pool".
+func (c Class) String() string {
+	if c == Pool {
+		return "pool"
+	}
+	return "lane"
+}
+
+// Check is a limit applied to one subject with a number of hits: what a store
+// is asked. Two checks of a request may share a Key only if they are of one
+// kind and length but differ in what they allow; then each carries the hits of
+// both, and the state is charged once.
+type Check struct {
+	// Key names the state in the store: see [Key].
+	Key   string
+	Limit Limit
+	// Hits is the cost, within ±MaxExact. 0 asks without charging, negative
+	// refunds. A Concurrency takes one slot whatever the hits, none if negative.
+	Hits int64
+	// Name is the limit's name in metrics, headers and refusals. It comes from
+	// the policy file, never from a request.
+	Name  string
+	Class Class
+	// Shadow: evaluated and counted, and never refuses.
+	Shadow bool
+	// Quota, if not 0, is the group (one a descriptor) that this check belongs
+	// to; quota checks refuse only if every group has a failing check.
+	Quota int
+}
+
+// Impossible returns Banned or CostExceedsCapacity for a check that can never
+// pass, else NoReason.
+func (c Check) Impossible() Reason {
+	switch l := c.Limit.(type) {
+	case TokenBucket:
+		if c.Hits > l.Capacity {
+			return CostExceedsCapacity
+		}
+	case Window:
+		switch {
+		case c.Hits < 0:
+		case l.Max == 0:
+			return Banned
+		case c.Hits > l.Max:
+			return CostExceedsCapacity
+		}
+	case Concurrency:
+	}
+	return NoReason
+}
+
+// Request is what a store decides at one instant: all of the checks or none.
+type Request struct {
+	// Domain that the keys of all checks belong to.
+	Domain string
+	Checks []Check
+	// Lease is the id under which slots are held if the request is admitted and
+	// takes some; required if a check is a Concurrency. It must be new.
+	Lease LeaseID
+}
+
+// NeedsLease reports whether a request with these checks must bring a lease id.
+func NeedsLease(checks []Check) bool {
+	for _, c := range checks {
+		if _, ok := c.Limit.(Concurrency); ok {
+			return true
+		}
+	}
+	return false
+}
+
+// Result is the outcome of one check.
+type Result struct {
+	// Passed says whether the check by itself would admit.
+	Passed bool
+	// Remaining tokens, hits or slots after the decision, >= 0: charged if the
+	// request was admitted, untouched if refused.
+	Remaining int64
+	// RetryAfter is the first moment at which a check that did not pass may
+	// pass: exact for buckets and windows, 0 for concurrency (it can't be known)
+	// and for what is Impossible.
+	RetryAfter time.Duration
+	// ResetAfter is when a bucket is full, or a window ends; 0 for concurrency.
+	ResetAfter time.Duration
+}
+
+// Decision is a store's answer.
+type Decision struct {
+	Admitted bool
+	Results  []Result // one a check, in order
+	// Lease is the request's lease id if slots are held under it, else "".
+	Lease LeaseID
+	// TTL is the life of the lease; 0 without one.
+	TTL time.Duration
+	// Expired is how many leases of the domain this call found expired and
+	// cleaned away. Each is reported once.
+	Expired int64
+	// Bypass says that the store was not reached, and what was done instead.
+	Bypass Bypass
+	// BypassReason is a word for metrics and metadata; "" without a bypass.
+	BypassReason string
+}
+
+// Bypass is a verdict reached without the store.
+type Bypass uint8
+
+// The bypasses. The zero value is none: the store decided.
+const (
+	NoBypass Bypass = iota
+	BypassOpen
+)
+
+// String is the bypass on the wire; "" for none.
+func (b Bypass) String() string {
+	if b == BypassOpen {
+		return "open"
+	}
+	return ""
+}
+
+// FailOpen is the decision that admits r without a store.
+func FailOpen(r Request, reason string) Decision {
+	d := Decision{Admitted: true, Results: make([]Result, len(r.Checks)), Bypass: BypassOpen, BypassReason: reason}
+	for i := range d.Results {
+		d.Results[i].Passed = true
+	}
+	return d
+}
+
+// Refused reports whether the request is refused: an enforced check did not
+// pass, or every quota group has a check that did not.
+func Refused(checks []Check, results []Result) bool {
+	for i, c := range checks {
+		if !c.Shadow && c.Quota == 0 && !results[i].Passed {
+			return true
+		}
+	}
+	return quotaExhausted(checks, results)
+}
+
+// quotaExhausted reports whether there are quota groups and all are over.
+func quotaExhausted(checks []Check, results []Result) bool {
+	var over map[int]bool // by group; most requests have none
+	for i, c := range checks {
+		if c.Quota != 0 && !c.Shadow {
+			if over == nil {
+				over = make(map[int]bool)
+			}
+			over[c.Quota] = over[c.Quota] || !results[i].Passed
+		}
+	}
+	for _, o := range over {
+		if !o {
+			return false
+		}
+	}
+	return len(over) > 0
+}

@@ -1,0 +1,130 @@
+package limit
+
+import (
+	"encoding/base64"
+	"errors"
+	"strings"
+	"time"
+)
+
+// MaxLeaseID is the longest lease id, in bytes.
+const MaxLeaseID = 512
+
+const tokenLen = 22 // 128 bits as unpadded base64url
+
+// LeaseID names a lease: 22 base64url characters (128 random bits), a dot and
+// the escaped domain. It is all that a release needs to find its slots, and a
+// capability: whoever has it can end the lease, so it is shown shortened.
+type LeaseID string
+
+// NewLeaseID returns the id of a lease in domain from 128 random bits.
+func NewLeaseID(domain string, random [16]byte) LeaseID {
+	var b strings.Builder
+	b.WriteString(base64.RawURLEncoding.EncodeToString(random[:]))
+	b.WriteByte('.')
+	escape(&b, domain, len(domain))
+	return LeaseID(b.String())
+}
+
+// ParseLeaseID checks the shape of a lease id from outside: its length, its
+// token, and that its domain is escaped as NewLeaseID does. It does not tell
+// whether the lease exists.
+func ParseLeaseID(s string) (LeaseID, error) {
+	if len(s) > MaxLeaseID {
+		return "", errors.New("lease id is longer than 512 bytes")
+	}
+	token, domain, ok := strings.Cut(s, ".")
+	if !ok || len(token) != tokenLen || domain == "" {
+		return "", errors.New("lease id must be 22 base64url characters, a dot and the domain")
+	}
+	if _, err := base64.RawURLEncoding.Strict().DecodeString(token); err != nil {
+		return "", errors.New("lease id must start with 22 base64url characters")
+	}
+	for i := range len(domain) {
+		if c := domain[i]; c <= ' ' || c == 0x7f || c == ':' || c == ',' || c == '=' || c == '{' || c == '}' || c == '#' {
+			return "", errors.New("lease id has a character that no escaped domain has")
+		}
+	}
+	return LeaseID(s), nil
+}
+
+// In reports whether the lease belongs to domain.
+func (id LeaseID) In(domain string) bool {
+	var b strings.Builder
+	escape(&b, domain, len(domain))
+	_, d := id.split()
+	return d == b.String()
+}
+
+// Domain is the domain that the lease belongs to.
+func (id LeaseID) Domain() string {
+	_, d := id.split()
+	if !strings.Contains(d, "%") {
+		return d
+	}
+	return unescape(d)
+}
+
+// Token is the random part of the id: the member of the sets that count it.
+func (id LeaseID) Token() string {
+	token, _ := id.split()
+	return token
+}
+
+// Short is the id as it may be logged: it names the lease and cannot end it.
+func (id LeaseID) Short() string {
+	token, domain := id.split()
+	return token[:min(6, len(token))] + "…." + domain
+}
+
+func (id LeaseID) split() (token, domain string) {
+	token, domain, _ = strings.Cut(string(id), ".")
+	return token, domain
+}
+
+// RecordSlack is how long the record of a lease outlives the lease, so that a
+// late release can be told EXPIRED from NOT_HELD.
+const RecordSlack = time.Minute
+
+// ReleaseResult says what a release found.
+type ReleaseResult uint8
+
+// The results of a release. The zero value is invalid.
+const (
+	// Released: the lease was held, and its slots are free now.
+	Released ReleaseResult = iota + 1
+	// NotHeld: no such lease: released before, never granted, another domain's,
+	// or expired more than RecordSlack ago.
+	NotHeld
+	// Expired: the lease had ended by itself; its slots were free already.
+	Expired
+)
+
+// String is the result's name on the wire.
+func (r ReleaseResult) String() string {
+	switch r {
+	case Released:
+		return "RELEASED"
+	case NotHeld:
+		return "NOT_HELD"
+	case Expired:
+		return "EXPIRED"
+	}
+	return "UNKNOWN"
+}
+
+// Release is a store's answer to a release.
+type Release struct {
+	Result ReleaseResult
+	// HeldFor is how long the lease was held, and Limits the names of the
+	// concurrency limits whose slots it held; only with Released.
+	HeldFor time.Duration
+	Limits  []string
+}
+
+// Renewal is a store's answer to a renewal. The zero value means LOST: the lease
+// ended, expired, or is not known.
+type Renewal struct {
+	Renewed bool
+	TTL     time.Duration // from now on; 0 if lost
+}

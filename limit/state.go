@@ -1,0 +1,127 @@
+package limit
+
+// The arithmetic of the stores, written once: store/memory calls it, and
+// store/redis/decide.lua transcribes it line for line. All times are whole
+// milliseconds since the Unix epoch; a state never sees time go back.
+
+// BucketState is what a store keeps of one token bucket. It remembers the
+// limit that it was written under, since the old refill counts until the first
+// decision after a change. The zero value means no state: a full bucket.
+type BucketState struct {
+	Level    int64 // units, <= Capacity*Scale
+	Scale    int64 // of the limit it was written under; 0 means no state
+	Refill   int64
+	Capacity int64
+	Millis   int64 // time of the last decision that wrote
+}
+
+// Of reports whether the state was written under limit b.
+func (s BucketState) Of(b TokenBucket) bool {
+	return s.Scale == b.Scale && s.Refill == b.Refill && s.Capacity == b.Capacity
+}
+
+// At returns the state at time now, under limit b. A bucket that is full has no
+// state, so a full one is full under b too, whatever its old capacity.
+func (s BucketState) At(b TokenBucket, now int64) BucketState {
+	next := BucketState{Level: b.Capacity * b.Scale, Scale: b.Scale, Refill: b.Refill, Capacity: b.Capacity, Millis: now}
+	if s.Scale == 0 {
+		return next
+	}
+	next.Millis = max(now, s.Millis)
+	// Accrue at the old rate. Elapsed is first cut to what fills the bucket, so
+	// that the product cannot overflow.
+	full := s.Capacity * s.Scale
+	elapsed := min(next.Millis-s.Millis, ceilDiv(full-s.Level, s.Refill))
+	level := min(full, s.Level+elapsed*s.Refill)
+	switch {
+	case level == full:
+		return next
+	case s.Scale != b.Scale:
+		level = rescale(level, s.Scale, b)
+	}
+	next.Level = min(next.Level, level)
+	return next
+}
+
+// rescale converts level from units of the old scale to b's: whole tokens
+// exactly, the fraction rounded down where the product is exact, else dropped.
+func rescale(level, scale int64, b TokenBucket) int64 {
+	tokens, fraction := level/scale, level%scale
+	if fraction < 0 { // floor, not truncation
+		tokens, fraction = tokens-1, fraction+scale
+	}
+	if tokens >= b.Capacity {
+		return b.Capacity * b.Scale
+	}
+	units := tokens * b.Scale
+	if fraction <= MaxExact/b.Scale {
+		units += fraction * b.Scale / scale
+	}
+	return units
+}
+
+// Passes reports whether hits tokens are there. 0 passes unless the bucket is
+// in debt; a refund always passes.
+func (s BucketState) Passes(hits int64) bool {
+	return hits < 0 || hits <= s.Capacity && s.Level >= hits*s.Scale
+}
+
+// Charge takes hits tokens, or refunds them if negative, never above capacity.
+// Tokens that are not there must not be taken: ask Passes first.
+func (s BucketState) Charge(hits int64) BucketState {
+	hits = max(hits, -(MaxExact / s.Scale))
+	s.Level = min(s.Capacity*s.Scale, s.Level-hits*s.Scale)
+	return s
+}
+
+// Remaining is the number of whole tokens, >= 0.
+func (s BucketState) Remaining() int64 { return max(0, s.Level/s.Scale) }
+
+// RetryAfterMillis is the first millisecond from the state's time on at which
+// hits pass, for 0 <= hits <= Capacity.
+func (s BucketState) RetryAfterMillis(hits int64) int64 {
+	return ceilDiv(max(0, hits*s.Scale-s.Level), s.Refill)
+}
+
+// FullAfterMillis is when the bucket is full, from the state's time on.
+func (s BucketState) FullAfterMillis() int64 {
+	return ceilDiv(s.Capacity*s.Scale-s.Level, s.Refill)
+}
+
+// WindowState is what a store keeps of one window. The zero value means no
+// state: nothing counted.
+type WindowState struct {
+	Start int64 // of the window that is counted
+	Count int64 // hits, 0..MaxExact
+}
+
+// At returns the state at time now, for windows of the given length. It rolls
+// forward only.
+func (s WindowState) At(lengthMillis, now int64) WindowState {
+	start := now - now%lengthMillis
+	if start > s.Start {
+		return WindowState{Start: start}
+	}
+	return s
+}
+
+// Passes reports whether hits more stay within w. 0 passes unless the window is
+// over; a refund always passes; a ban refuses everything else.
+func (s WindowState) Passes(w Window, hits int64) bool {
+	return hits < 0 || w.Max > 0 && hits <= w.Max && s.Count+hits <= w.Max
+}
+
+// Charge adds hits, or refunds them if negative. The count saturates at 0 and
+// MaxExact.
+func (s WindowState) Charge(hits int64) WindowState {
+	s.Count = min(MaxExact, max(0, s.Count+hits))
+	return s
+}
+
+// Remaining is how many hits of w are left, >= 0.
+func (s WindowState) Remaining(w Window) int64 { return max(0, w.Max-s.Count) }
+
+// ResetAfterMillis is when the window ends, from now on.
+func (s WindowState) ResetAfterMillis(lengthMillis, now int64) int64 {
+	return s.Start + lengthMillis - now
+}

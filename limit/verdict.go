@@ -1,0 +1,141 @@
+package limit
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Reason says why a check did not pass.
+type Reason string
+
+// The reasons, as they stand on the wire.
+const (
+	NoReason            Reason = ""
+	BucketEmpty         Reason = "bucket_empty"
+	WindowFull          Reason = "window_full"
+	LaneFull            Reason = "lane_full"
+	PoolFull            Reason = "pool_full"
+	CostExceedsCapacity Reason = "cost_exceeds_capacity" // can never pass
+	Banned              Reason = "banned"                // can never pass
+)
+
+// Violation is a check that refused, or in shadow would have.
+type Violation struct {
+	Limit  string // its name
+	Class  Class
+	Reason Reason
+	// RetryAfter is the wait after which it may pass; 0 unless Retryable.
+	RetryAfter time.Duration
+	Estimated  bool // RetryAfter is a guess
+	Retryable  bool
+}
+
+// Verdict is a decision for a whole request, as callers are told it.
+type Verdict struct {
+	Admitted bool
+	// Of a refused request: the class is Lane if any lane limit refused; Limit
+	// and Reason are those of the violation that waits longest; RetryAfter is 0
+	// unless Retryable.
+	Class      Class
+	Limit      string
+	Reason     Reason
+	RetryAfter time.Duration
+	Estimated  bool
+	Retryable  bool
+	// Violations are all that refused, the one that waits longest first. Their
+	// order does not depend on the order of the request's descriptors.
+	Violations []Violation
+	// Shadowed are those that would have refused had they been enforced; only of
+	// an admitted request.
+	Shadowed []Violation
+	// QuotaExhausted says that the quota limits refused: all of them are over.
+	QuotaExhausted bool
+}
+
+// Refuses reports whether c, which did not pass, is one of those that refused.
+func (v Verdict) Refuses(c Check) bool {
+	return !v.Admitted && !c.Shadow && (c.Quota == 0 || v.QuotaExhausted)
+}
+
+// Judge sums up a decision over its checks. estimate returns the wait to tell
+// for a full concurrency limit, which no store can know.
+func Judge(checks []Check, d Decision, estimate func(Check) time.Duration) Verdict {
+	v := Verdict{Admitted: d.Admitted}
+	if d.Admitted {
+		for i, c := range checks {
+			if c.Shadow && !d.Results[i].Passed {
+				v.Shadowed = append(v.Shadowed, violation(c, d.Results[i], estimate))
+			}
+		}
+		sortViolations(v.Shadowed)
+		return v
+	}
+	v.QuotaExhausted = quotaExhausted(checks, d.Results)
+	for i, c := range checks {
+		if !d.Results[i].Passed && v.Refuses(c) {
+			v.Violations = append(v.Violations, violation(c, d.Results[i], estimate))
+		}
+	}
+	sortViolations(v.Violations)
+	v.Class, v.Retryable = Pool, true
+	for _, w := range v.Violations {
+		if w.Class == Lane {
+			v.Class = Lane
+		}
+		v.Retryable = v.Retryable && w.Retryable
+	}
+	if len(v.Violations) > 0 {
+		w := v.Violations[0]
+		v.Limit, v.Reason = w.Limit, w.Reason
+		if v.Retryable {
+			v.RetryAfter, v.Estimated = w.RetryAfter, w.Estimated
+		}
+	}
+	return v
+}
+
+func violation(c Check, r Result, estimate func(Check) time.Duration) Violation {
+	v := Violation{Limit: c.Name, Class: c.Class, Retryable: true, RetryAfter: r.RetryAfter}
+	if reason := c.Impossible(); reason != NoReason {
+		v.Reason, v.Retryable, v.RetryAfter = reason, false, 0
+		return v
+	}
+	switch c.Limit.(type) {
+	case TokenBucket:
+		v.Reason = BucketEmpty
+	case Window:
+		v.Reason = WindowFull
+	case Concurrency:
+		v.Reason = LaneFull
+		if c.Class == Pool {
+			v.Reason = PoolFull
+		}
+		v.RetryAfter, v.Estimated = estimate(c), true
+	}
+	return v
+}
+
+// sortViolations puts what can never pass first, then the longest wait, an exact
+// one before an estimate; ties are broken by what they are, never by position.
+func sortViolations(vs []Violation) {
+	slices.SortFunc(vs, func(a, b Violation) int {
+		return cmp.Or(
+			compareBool(a.Retryable, b.Retryable),
+			cmp.Compare(b.RetryAfter, a.RetryAfter),
+			compareBool(a.Estimated, b.Estimated),
+			cmp.Compare(a.Limit, b.Limit),
+			cmp.Compare(a.Reason, b.Reason),
+		)
+	})
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
