@@ -1,0 +1,121 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// level is a kind of map in a policy file.
+type level int
+
+const (
+	rootLevel level = iota
+	descriptorLevel
+	bucketLevel
+	windowLevel
+	concurrencyLevel
+	replaceLevel
+)
+
+// levels says what the maps are called, how their keys are shown in errors, and
+// which keys they may have.
+var levels = [...]struct {
+	name   string // "… means nothing in NAME; move it to NAME"
+	prefix string
+	keys   []string
+}{
+	rootLevel: {"the root of the file", "", []string{"domain", "descriptors", "shadow_mode"}},
+	descriptorLevel: {"a descriptor", "", []string{
+		"key", "value", "descriptors", "rate_limit", "token_bucket", "concurrency", "shadow_mode", "quota_mode",
+		"reject_as", "share_threshold", "detailed_metric", "value_to_metric", "metadata",
+	}},
+	bucketLevel: {"token_bucket", "token_bucket.", []string{"capacity", "refill", "name", "replaces"}},
+	windowLevel: {"rate_limit", "rate_limit.", []string{
+		"unit", "requests_per_unit", "unit_multiplier", "unlimited", "on_over", "name", "replaces",
+	}},
+	concurrencyLevel: {"concurrency", "concurrency.", []string{"max_in_flight", "lease", "retry_after", "name", "replaces"}},
+	replaceLevel:     {"an item of replaces", "replaces.", []string{"name"}},
+}
+
+// required are the keys that a map of some level can't do without.
+var required = []string{"domain", "key", "unit", "requests_per_unit", "capacity", "refill", "max_in_flight", "lease"}
+
+// theirs are the keys that envoyproxy/ratelimit has: it takes each of them at
+// any level, and ignores those at the wrong one.
+var theirs = []string{
+	"domain", "descriptors", "key", "value", "rate_limit", "unit", "requests_per_unit", "unlimited", "name", "replaces",
+	"shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata",
+}
+
+// later are the keys that are in the design but not in this version. To accept
+// one without doing what it says would be worse than to refuse it.
+var later = []string{"sensitive", "failure_mode", "max_wait", "linger", "reserve", "local_fraction"}
+
+// misplaced says what is wrong with a key that its level doesn't have. mistake
+// reports whether envoyproxy/ratelimit would ignore it.
+func misplaced(key string, at level) (text string, mistake bool) {
+	if slices.Contains(later, key) {
+		return key + " is not supported by this version of weir yet; remove it", false
+	}
+	var homes []string
+	for _, l := range levels {
+		if slices.Contains(l.keys, key) {
+			homes = append(homes, l.name)
+		}
+	}
+	if len(homes) > 0 {
+		return fmt.Sprintf("%s means nothing in %s; move it to %s", key, levels[at].name, strings.Join(homes, " or ")), slices.Contains(theirs, key)
+	}
+	near := nearest(key, levels[at].keys)
+	if near == "" {
+		var all []string
+		for _, l := range levels {
+			all = append(all, l.keys...)
+		}
+		near = nearest(key, all)
+	}
+	if near != "" {
+		near = ", did you mean " + near + "?"
+	}
+	return fmt.Sprintf("unknown key %s%s; allowed in %s: %s", show(key), near, levels[at].name, strings.Join(levels[at].keys, ", ")), false
+}
+
+// nearest returns the word that key is probably a misspelling of, or "".
+func nearest(key string, words []string) string {
+	const longest = 40 // longer ones are no misspelling, and would take long to compare
+	if len(key) > longest {
+		return ""
+	}
+	plain := strings.NewReplacer("_", "", "-", "", " ", "")
+	key = plain.Replace(strings.ToLower(key))
+	best, least := "", 3
+	for _, w := range words {
+		d := distance(key, plain.Replace(w))
+		if d < least && 2*d < len(key) {
+			best, least = w, d
+		}
+	}
+	return best
+}
+
+// distance is how many letters must be changed, added or left out to make b
+// from a.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost = 1 + min(diagonal, row[j], row[j+1])
+			}
+			diagonal, row[j+1] = row[j+1], cost
+		}
+	}
+	return row[len(b)]
+}

@@ -1,0 +1,335 @@
+package policy
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+
+	"weir/limit"
+)
+
+const (
+	maxDomain = 256  // bytes, escaped: a lease id has room for no more
+	maxName   = 128  // bytes
+	maxKeys   = 4096 // bytes of all keys of a path
+	maxFile   = 16 << 20
+)
+
+// parser reads one file.
+type parser struct {
+	lenient  bool
+	errors   problems
+	warnings problems
+	domain   *domain
+	// replacers are the named limits that replace others, for the search for
+	// those that replace each other.
+	replacers []replacer
+
+	fieldCount  int
+	policyCount int
+	// stopped: the file is too large, or has too many errors, to go on.
+	stopped bool
+}
+
+// Parse reads the text of one policy file; name is what errors call it. Its
+// error has a line for everything that is wrong.
+func Parse(name string, data []byte, o Options) (*Set, error) {
+	p := parse(name, data, o)
+	if err := p.errors.err(); err != nil {
+		return nil, err
+	}
+	s := &Set{domains: make(map[string]*domain)}
+	s.add(p)
+	return s, nil
+}
+
+func parse(name string, data []byte, o Options) *parser {
+	p := &parser{
+		lenient:  o.Lenient,
+		errors:   problems{file: name},
+		warnings: problems{file: name},
+		domain:   &domain{file: name},
+	}
+	if len(data) > maxFile {
+		p.fail(1, nil, fmt.Sprintf("the file is larger than %d MiB; split it into domains", maxFile>>20))
+		return p
+	}
+	if root := p.document(data); root != nil {
+		p.root(root)
+	}
+	return p
+}
+
+// add puts the domain of a file without errors into the set.
+func (s *Set) add(p *parser) {
+	s.domains[p.domain.name] = p.domain
+	at, _ := slices.BinarySearch(s.names, p.domain.name)
+	s.names = slices.Insert(s.names, at, p.domain.name)
+	s.warnings = append(s.warnings, p.warnings.lines()...)
+}
+
+// fail notes an error.
+func (p *parser) fail(line int, at *path, text string) {
+	p.errors.add(line, at, text)
+	p.stopped = p.stopped || p.errors.full()
+}
+
+// stop notes the error that ends the reading.
+func (p *parser) stop(line int, at *path, text string) {
+	if !p.stopped {
+		p.fail(line, at, text)
+	}
+	p.stopped = true
+}
+
+// mistake notes what envoyproxy/ratelimit lets pass: an error, or a warning if
+// the reading is lenient.
+func (p *parser) mistake(line int, at *path, text string) {
+	if p.lenient {
+		p.warnings.add(line, at, text)
+		return
+	}
+	p.fail(line, at, text)
+}
+
+// require notes that a key is missing, and returns nil then.
+func (p *parser) require(fields []field, name, label string, line int, at *path, remedy string) *field {
+	f := get(fields, name)
+	if f == nil {
+		p.fail(line, at, label+" is missing; "+remedy)
+	}
+	return f
+}
+
+func (p *parser) root(n *yaml.Node) {
+	if n.Kind != yaml.MappingNode {
+		p.fail(n.Line, nil, "the file must be a map, got "+describe(n)+"; begin it with domain: NAME")
+		return
+	}
+	fields := p.fields(n, nil, rootLevel)
+	// The domain and its shadow first: the descriptors need them.
+	if f := p.require(fields, "domain", "domain", n.Line, nil, "begin the file with domain: NAME"); f != nil {
+		p.domainName(f)
+	}
+	if f := get(fields, "shadow_mode"); f != nil {
+		p.domain.shadow, _ = p.flag(f, nil)
+	}
+	if f := get(fields, "descriptors"); f != nil {
+		p.descriptors(f, &p.domain.root, nil, 1)
+	}
+	p.circles()
+}
+
+func (p *parser) domainName(f *field) {
+	name, ok := p.text(f, nil)
+	if !ok {
+		return
+	}
+	escaped := len(limit.NewLeaseID(name, [16]byte{})) - len(limit.NewLeaseID("", [16]byte{}))
+	switch {
+	case name == "":
+		p.fail(f.line, nil, "domain is empty; give it the name that Envoy sends")
+	case escaped > maxDomain:
+		p.fail(f.line, nil, fmt.Sprintf("domain is %d bytes long when escaped, and may have %d; shorten it", escaped, maxDomain))
+	}
+	p.domain.name, p.domain.line = name, f.line
+}
+
+// descriptors reads a list of policies; depth is 1 for those of the root.
+func (p *parser) descriptors(f *field, parent *node, at *path, depth int) {
+	switch {
+	case isNull(f.value):
+		return
+	case f.value.Kind != yaml.SequenceNode:
+		p.fail(f.value.Line, at, "descriptors must be a list, got "+describe(f.value)+"; begin each item with a dash: - key: …")
+		return
+	case depth > maxDepth:
+		p.stop(f.value.Line, nil, fmt.Sprintf("descriptors are nested more than %d deep; does an alias name a list that it is in?", maxDepth))
+		return
+	}
+	for i, item := range f.value.Content {
+		if p.policyCount++; p.policyCount > maxPolicies {
+			p.stop(item.Line, at, fmt.Sprintf("the file has more than %d descriptors once its aliases are followed; split it into domains", maxPolicies))
+		}
+		if p.stopped {
+			return
+		}
+		p.descriptor(resolve(item), parent, &path{up: at, index: i}, depth)
+	}
+}
+
+func (p *parser) descriptor(item *yaml.Node, parent *node, at *path, depth int) {
+	label(item, at)
+	fields := p.fields(item, at, descriptorLevel)
+	if item.Kind != yaml.MappingNode {
+		return
+	}
+	n := &node{line: item.Line}
+	named := p.identity(fields, n, item.Line, at)
+	p.options(fields, n, at)
+	if named {
+		if before := parent.add(n); before != nil {
+			p.fail(item.Line, at, fmt.Sprintf("the same key and value stand in line %d; merge the two", before.line))
+		}
+	}
+	for _, kind := range []struct {
+		key  string
+		read func(*parser, *field, *node, *path) (rule, bool)
+	}{
+		{"token_bucket", (*parser).tokenBucket},
+		{"rate_limit", (*parser).rateLimit},
+		{"concurrency", (*parser).concurrency},
+	} {
+		f := get(fields, kind.key)
+		if f == nil || isNull(f.value) {
+			continue
+		}
+		r, ok := kind.read(p, f, n, at)
+		if !ok {
+			continue
+		}
+		r.check.Class, r.check.Shadow = n.class, n.shadow || p.domain.shadow
+		r.check.Name = r.explicit
+		if r.explicit == "" {
+			r.check.Name = defaultName(at.keys())
+		}
+		r.quota = n.quota && !r.check.Shadow
+		if r.check.Shadow {
+			r.replaces = nil // a shadow limit replaces nothing
+		}
+		if len(r.replaces) > 0 {
+			p.domain.replaces = true
+			p.replacers = append(p.replacers, replacer{r.explicit, r.replaces, f.line, f.label, at})
+		}
+		n.rules = append(n.rules, r)
+	}
+	if f := get(fields, "descriptors"); f != nil {
+		p.descriptors(f, n, at, depth+1)
+	}
+}
+
+// label gives the path of a descriptor its key and value before they are
+// checked, so that every error of it can name them.
+func label(item *yaml.Node, at *path) {
+	if item.Kind != yaml.MappingNode {
+		return
+	}
+	for i := 0; i+1 < len(item.Content); i += 2 {
+		k, v := resolve(item.Content[i]), resolve(item.Content[i+1])
+		if k.Kind != yaml.ScalarNode || v.Kind != yaml.ScalarNode || isNull(v) {
+			continue
+		}
+		switch k.Value {
+		case "key":
+			at.key = v.Value
+		case "value":
+			at.value = v.Value
+		}
+	}
+}
+
+// identity reads the key and the value of a descriptor, and reports whether it
+// can stand in the tree.
+func (p *parser) identity(fields []field, n *node, line int, at *path) bool {
+	f := p.require(fields, "key", "key", line, at, "give the descriptor a key")
+	if f == nil {
+		return false
+	}
+	key, ok := p.text(f, at)
+	if !ok {
+		return false
+	}
+	n.key, at.key = key, key
+	if f := get(fields, "value"); f != nil {
+		n.value, ok = p.text(f, at)
+		ok = ok || isNull(f.value) // any value
+		at.value = n.value
+	}
+	length := 0
+	for up := at; up != nil; up = up.up {
+		length += len(up.key) + 1
+	}
+	switch {
+	case key == "":
+		p.fail(f.line, at, "key is empty; give the descriptor a key")
+	case strings.HasPrefix(key, limit.ReservedPrefix):
+		p.fail(f.line, at, fmt.Sprintf("keys that begin with %s are reserved; rename it", limit.ReservedPrefix))
+	case length > maxKeys:
+		p.stop(f.line, nil, fmt.Sprintf("the keys down to a descriptor have more than %d bytes; shorten them", maxKeys))
+	default:
+		return ok
+	}
+	return false
+}
+
+// options reads the keys of a descriptor that say how its limits apply.
+func (p *parser) options(fields []field, n *node, at *path) {
+	for i := range fields {
+		f := &fields[i]
+		switch f.name {
+		case "shadow_mode":
+			n.shadow, _ = p.flag(f, at)
+		case "quota_mode":
+			n.quota, _ = p.flag(f, at)
+			if n.quota && get(fields, "concurrency") != nil {
+				p.fail(f.line, at, "quota_mode does not go with concurrency, whose slots are not a quota; remove one or split the descriptor")
+			}
+		case "share_threshold":
+			n.share, _ = p.flag(f, at)
+			if n.share && !n.wildcard() {
+				p.fail(f.line, at, "share_threshold needs a * in key or value; add one or remove it")
+			}
+		case "reject_as":
+			text, ok := p.text(f, at)
+			switch {
+			case !ok:
+			case text == limit.Lane.String():
+			case text == limit.Pool.String():
+				n.class = limit.Pool
+			default:
+				p.fail(f.line, at, fmt.Sprintf("reject_as must be lane or pool, got %s; write one of the two", describe(f.value)))
+			}
+		case "detailed_metric", "value_to_metric":
+			if on, _ := p.flag(f, at); on {
+				p.warnings.add(f.line, at, f.name+" has no effect in weir; remove it")
+			}
+		case "metadata":
+			switch {
+			case isNull(f.value):
+			case f.value.Kind != yaml.MappingNode:
+				p.fail(f.line, at, "metadata must be a map, got "+describe(f.value)+"; remove it, since it has no effect in weir")
+			default:
+				p.warnings.add(f.line, at, f.name+" has no effect in weir; remove it")
+			}
+		}
+	}
+}
+
+// defaultName is the name of a limit that has none: its path of keys, made fit
+// for a metric's label. One that is too long ends in a digest that tells it
+// from others.
+func defaultName(keys string) string {
+	if !printable(keys) {
+		keys = strings.Map(func(r rune) rune {
+			if !printable(string(r)) {
+				return '_'
+			}
+			return r
+		}, keys)
+	}
+	if len(keys) <= maxName {
+		return keys
+	}
+	sum := sha256.Sum256([]byte(keys))
+	digest := "~" + hex.EncodeToString(sum[:4])
+	cut := maxName - len(digest)
+	for !utf8.RuneStart(keys[cut]) {
+		cut--
+	}
+	return keys[:cut] + digest
+}

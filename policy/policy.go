@@ -1,0 +1,103 @@
+// Package policy reads policy files and says which checks a request meets.
+package policy
+
+import (
+	"iter"
+	"slices"
+
+	"weir/limit"
+)
+
+// OverrideName is the name of the check that a descriptor's Override makes.
+const OverrideName = "override"
+
+// Request is what a caller asks about: a domain and a list of descriptors.
+type Request struct {
+	Domain      string
+	Descriptors []Descriptor
+	// Hits is the cost of every descriptor that has none of its own; 0 means 1.
+	Hits uint64
+}
+
+// Descriptor is one list of entries that a request carries.
+type Descriptor struct {
+	Entries []limit.Entry
+	// Hits is the descriptor's own cost if HasHits; 0 asks without charging.
+	Hits     uint64
+	HasHits  bool
+	Negative bool // the hits are refunded instead
+	// Override, if not nil, replaces the policy's buckets and windows (S12). It
+	// must come from limit.NewWindow.
+	Override *limit.Window
+}
+
+// Match is what a request meets.
+type Match struct {
+	// Checks are the limits that are asked: each state once, with the hits of
+	// all descriptors that meet it.
+	Checks []limit.Check
+	// Descriptors has one element for each descriptor of the request, in order.
+	Descriptors []Matched
+}
+
+// Matched is what one descriptor meets.
+type Matched struct {
+	Checks    []int // indices into Match.Checks; empty means no limit
+	Unlimited bool  // an unlimited rate_limit matched
+}
+
+// Options say how policy files are read. The zero value is strict.
+type Options struct {
+	// Lenient loads, with a warning, what envoyproxy/ratelimit accepts by
+	// mistake: see [Set.Warnings].
+	Lenient bool
+}
+
+// Set is the policies of some domains. It never changes once it is loaded and
+// may be used by many goroutines at once. The zero value knows no domain.
+type Set struct {
+	domains  map[string]*domain
+	names    []string // of the domains, sorted
+	warnings []string
+}
+
+// Domains returns the names of the domains, sorted.
+func (s *Set) Domains() []string { return slices.Clone(s.names) }
+
+// Has reports whether the domain has a policy file.
+func (s *Set) Has(domain string) bool { return s.domains[domain] != nil }
+
+// Warnings returns what a person should know of files that were loaded all the
+// same, in the form of the errors of [Load]: keys that have no effect in weir,
+// and what is let pass because of Options.Lenient.
+func (s *Set) Warnings() []string { return slices.Clone(s.warnings) }
+
+// Configured is one limit of a policy file.
+type Configured struct {
+	Domain string
+	Name   string // as in limit.Check
+	Kind   string // its key in the file: token_bucket, rate_limit or concurrency
+	Limit  limit.Limit
+	Class  limit.Class
+	Shadow bool
+}
+
+// Limits returns every configured limit, by domain and then in file order. Two
+// may have the same name, kind and domain. Unlimited ones are left out.
+func (s *Set) Limits() iter.Seq[Configured] {
+	return func(yield func(Configured) bool) {
+		for _, name := range s.names {
+			for n := range s.domains[name].policies() {
+				for _, r := range n.rules {
+					if r.check.Limit == nil {
+						continue
+					}
+					c := Configured{Domain: name, Name: r.check.Name, Kind: r.kind(), Limit: r.check.Limit, Class: r.check.Class, Shadow: r.check.Shadow}
+					if !yield(c) {
+						return
+					}
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,268 @@
+package policy
+
+import (
+	"fmt"
+	"math/big"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"weir/limit"
+)
+
+func (p *parser) tokenBucket(f *field, _ *node, at *path) (rule, bool) {
+	fields := p.fields(f.value, at, bucketLevel)
+	if f.value.Kind != yaml.MappingNode {
+		return rule{}, false
+	}
+	r := p.named(fields, "token_bucket.", at)
+	var capacity int64
+	hasCapacity, hasRefill := false, false
+	if c := p.require(fields, "capacity", "token_bucket.capacity", f.line, at, "write how many tokens the bucket holds"); c != nil {
+		capacity, hasCapacity = p.whole(c, at, 1, limit.MaxExact, "write how many tokens the bucket holds")
+	}
+	if c := p.require(fields, "refill", "token_bucket.refill", f.line, at, "write how fast it fills, like 1/s"); c != nil {
+		r.count, r.period, hasRefill = p.refill(c, at)
+	}
+	if !hasCapacity || !hasRefill {
+		return rule{}, false
+	}
+	b, err := limit.NewTokenBucket(capacity, r.count, r.period)
+	if err != nil {
+		p.fail(f.line, at, "token_bucket: "+tooExact(capacity, r.count, r.period))
+		return rule{}, false
+	}
+	r.check.Limit = b
+	return r, true
+}
+
+// refill reads N/s, N/m, N/h, N/d, or N/30s with any time.
+func (p *parser) refill(f *field, at *path) (count int64, period time.Duration, ok bool) {
+	if isNull(f.value) {
+		return 0, 0, false
+	}
+	number, per, slash := strings.Cut(f.value.Value, "/")
+	valid := f.value.Kind == yaml.ScalarNode && slash && number != "" && strings.Trim(number, "0123456789") == ""
+	switch per {
+	case "s", "m", "h":
+		per = "1" + per
+	case "d":
+		per = "24h"
+	}
+	period, err := time.ParseDuration(per)
+	if !valid || err != nil {
+		p.fail(f.value.Line, at, fmt.Sprintf("%s must be tokens per time, got %s; write it like 1/s, 60/m, 5/h, 100/d or 1/30s", f.label, describe(f.value)))
+		return 0, 0, false
+	}
+	count, err = strconv.ParseInt(number, 10, 64)
+	switch {
+	case err != nil || count > limit.MaxExact:
+		p.fail(f.value.Line, at, fmt.Sprintf("%s must have at most %d tokens, got %s; write fewer in a shorter time", f.label, int64(limit.MaxExact), show(number)))
+	case count == 0:
+		p.fail(f.value.Line, at, fmt.Sprintf("%s must be > 0, got %s; write how fast the bucket fills, like 1/s", f.label, describe(f.value)))
+	case period < time.Millisecond || period%time.Millisecond != 0:
+		p.fail(f.value.Line, at, fmt.Sprintf("%s must be in whole milliseconds, at least 1ms, got %s; write a longer time", f.label, describe(f.value)))
+	default:
+		return count, period, true
+	}
+	return 0, 0, false
+}
+
+// tooExact says why a bucket of valid numbers can't be kept exactly, with the
+// number that comes out (T32).
+func tooExact(capacity, count int64, period time.Duration) string {
+	millis := big.NewInt(period.Milliseconds())
+	refill := big.NewInt(count)
+	d := new(big.Int).GCD(nil, nil, millis, refill)
+	scale := new(big.Int).Quo(millis, d)
+	refill.Quo(refill, d)
+	sum := new(big.Int).Mul(big.NewInt(capacity), scale)
+	sum.Add(sum, refill)
+	most := new(big.Int).Sub(big.NewInt(limit.MaxExact), refill)
+	most.Quo(most, scale)
+	remedy := "use a rounder refill"
+	if most.Sign() > 0 {
+		remedy = fmt.Sprintf("use a capacity of at most %d or a rounder refill", most)
+	}
+	return fmt.Sprintf("capacity %d x %d + %d = %d is too large to be exact, it must be < 2^53 = %d; %s", capacity, scale, refill, sum, int64(limit.MaxExact)+1, remedy)
+}
+
+func (p *parser) rateLimit(f *field, n *node, at *path) (rule, bool) {
+	fields := p.fields(f.value, at, windowLevel)
+	if f.value.Kind != yaml.MappingNode {
+		return rule{}, false
+	}
+	r := p.named(fields, "rate_limit.", at)
+	before := len(p.errors.list)
+	unlimited := false
+	if c := get(fields, "unlimited"); c != nil {
+		var ok bool
+		if unlimited, ok = p.flag(c, at); !ok {
+			return rule{}, false
+		}
+	}
+	unit := p.unit(fields, f.line, at, unlimited)
+	var maximum int64
+	switch c := get(fields, "requests_per_unit"); {
+	case c != nil:
+		maximum, _ = p.whole(c, at, 0, limit.MaxRequestsPerUnit, "write how many requests a unit has, 0 to ban")
+	case !unlimited:
+		p.mistake(f.line, at, "rate_limit.requests_per_unit is missing, which means 0 and bans; write 0 to ban, or the number")
+	}
+	multiplier := int64(1)
+	if c := get(fields, "unit_multiplier"); c != nil {
+		multiplier, _ = p.whole(c, at, 1, limit.MaxExact, "write how many units a window has")
+	}
+	over := n.quota
+	if c := get(fields, "on_over"); c != nil {
+		over = p.onOver(c, at)
+	}
+	if unlimited {
+		for _, name := range []string{"unit_multiplier", "on_over"} {
+			if c := get(fields, name); c != nil {
+				p.fail(c.line, at, c.label+" does not go with unlimited; remove one")
+			}
+		}
+	}
+	if len(p.errors.list) > before {
+		return rule{}, false
+	}
+	if unlimited {
+		return r, true
+	}
+	w, err := limit.NewWindow(maximum, unit, multiplier)
+	if err != nil {
+		p.fail(f.line, at, "rate_limit."+err.Error()+"; use a larger unit or a smaller number")
+		return rule{}, false
+	}
+	w.ChargeOver = over
+	r.check.Limit = w
+	return r, true
+}
+
+// unit reads the unit of a rate_limit; an unlimited one has none.
+func (p *parser) unit(fields []field, line int, at *path, unlimited bool) limit.Unit {
+	const units = "second, minute, hour, day, week, month or year"
+	f := get(fields, "unit")
+	if f == nil {
+		if !unlimited {
+			p.fail(line, at, "rate_limit.unit is missing; write "+units)
+		}
+		return limit.NoUnit
+	}
+	text, ok := p.text(f, at)
+	if !ok {
+		return limit.NoUnit
+	}
+	unit := limit.ParseUnit(strings.ToLower(text))
+	switch {
+	case unlimited && unit != limit.NoUnit:
+		p.fail(f.line, at, "rate_limit.unit does not go with unlimited; remove one")
+	case unlimited:
+		p.mistake(f.line, at, fmt.Sprintf("rate_limit.unit %s is no unit; remove it", describe(f.value)))
+	case unit == limit.NoUnit:
+		p.fail(f.line, at, fmt.Sprintf("rate_limit.unit must be a unit, got %s; write %s", describe(f.value), units))
+	}
+	return unit
+}
+
+func (p *parser) onOver(f *field, at *path) (charge bool) {
+	text, ok := p.text(f, at)
+	if ok && text != "charge" && text != "refuse" {
+		p.fail(f.line, at, fmt.Sprintf("%s must be charge or refuse, got %s; write one of the two", f.label, describe(f.value)))
+	}
+	return text == "charge"
+}
+
+func (p *parser) concurrency(f *field, _ *node, at *path) (rule, bool) {
+	fields := p.fields(f.value, at, concurrencyLevel)
+	if f.value.Kind != yaml.MappingNode {
+		return rule{}, false
+	}
+	r := p.named(fields, "concurrency.", at)
+	var maximum int64
+	var lease, retryAfter time.Duration
+	hasMax, hasLease := false, false
+	if c := p.require(fields, "max_in_flight", "concurrency.max_in_flight", f.line, at, "write how many may run at once"); c != nil {
+		maximum, hasMax = p.whole(c, at, 1, limit.MaxInFlight, "write how many may run at once")
+	}
+	if c := p.require(fields, "lease", "concurrency.lease", f.line, at, "write the longest time that one may hold its slot, like 2m"); c != nil {
+		lease, hasLease = p.duration(c, at)
+	}
+	if c := get(fields, "retry_after"); c != nil {
+		d, ok := p.duration(c, at)
+		if ok && (d < time.Second || d%time.Second != 0) {
+			p.fail(c.line, at, fmt.Sprintf("%s must be whole seconds, at least 1s, got %s; write it like 10s", c.label, describe(c.value)))
+			return rule{}, false
+		}
+		retryAfter = d
+	}
+	if !hasMax || !hasLease {
+		return rule{}, false
+	}
+	c, err := limit.NewConcurrency(maximum, lease)
+	if err != nil {
+		p.fail(f.line, at, "concurrency."+err.Error()+"; write it like 30s, 2m or 1h30m")
+		return rule{}, false
+	}
+	c.RetryAfterMax = retryAfter
+	r.check.Limit = c
+	return r, true
+}
+
+// named reads the keys that every limit has: name and replaces.
+func (p *parser) named(fields []field, prefix string, at *path) rule {
+	var r rule
+	if f := get(fields, "name"); f != nil {
+		r.explicit = p.name(f, at)
+	}
+	f := get(fields, "replaces")
+	switch {
+	case f == nil || isNull(f.value):
+		return r
+	case f.value.Kind != yaml.SequenceNode:
+		p.fail(f.line, at, fmt.Sprintf("%s must be a list, got %s; write [{name: NAME}]", f.label, describe(f.value)))
+		return r
+	}
+	for _, item := range f.value.Content {
+		item = resolve(item)
+		if item.Kind != yaml.MappingNode {
+			p.fail(item.Line, at, fmt.Sprintf("an item of %s must be a map, got %s; write {name: NAME}", f.label, describe(item)))
+			continue
+		}
+		c := get(p.fields(item, at, replaceLevel), "name")
+		if c == nil {
+			p.fail(item.Line, at, fmt.Sprintf("an item of %s has no name; write {name: NAME}", f.label))
+			continue
+		}
+		c.label = prefix + "replaces.name"
+		name := p.name(c, at)
+		switch name {
+		case "": // told already
+		case r.explicit:
+			p.fail(c.line, at, fmt.Sprintf("%s names itself, %s; name another limit or remove it", f.label, show(name)))
+		default:
+			r.replaces = append(r.replaces, name)
+		}
+	}
+	return r
+}
+
+// name reads the name of a limit, or "" if it is not valid.
+func (p *parser) name(f *field, at *path) string {
+	name, ok := p.text(f, at)
+	switch {
+	case !ok:
+	case name == "":
+		p.fail(f.line, at, f.label+" is empty; write a name or remove it")
+	case len(name) > maxName:
+		p.fail(f.line, at, fmt.Sprintf("%s is %d bytes long, and may have %d; shorten it", f.label, len(name), maxName))
+	case !printable(name):
+		p.fail(f.line, at, fmt.Sprintf("%s %s has a character that can't be printed; remove it", f.label, show(name)))
+	default:
+		return name
+	}
+	return ""
+}

@@ -1,0 +1,201 @@
+package policy
+
+import (
+	"iter"
+	"strings"
+	"time"
+
+	"weir/limit"
+)
+
+// domain is the tree of one policy file.
+type domain struct {
+	name   string
+	file   string
+	line   int // of the domain's name
+	shadow bool
+	root   node
+	// replaces says that some limit replaces others: without one, Match need not
+	// look for them.
+	replaces bool
+}
+
+// node is one policy: a place in the tree, with its limits.
+type node struct {
+	key, value string // as written; the value "" means any
+	line       int
+	shadow     bool
+	quota      bool
+	share      bool // all that match this wildcard share one subject
+	class      limit.Class
+	rules      []rule
+	children   []*node // in file order
+
+	// The children again, as they are looked up. A wildcard stands here too,
+	// since its own text, taken literally, matches it before any wildcard does.
+	exact map[limit.Entry]*node // with a value
+	bare  map[string]*node      // without
+	wild  []*node               // in file order
+}
+
+// rule is one limit of a policy.
+type rule struct {
+	// check is what a match makes but for the key and the hits. Its Limit is nil
+	// for an unlimited rate_limit.
+	check limit.Check
+	// quota makes Match set the check's group.
+	quota bool
+	// explicit is the name written in the file, if any: what replaces may name.
+	explicit string
+	// replaces are the explicit names that this limit replaces.
+	replaces []string
+	// count and period are the refill as written, for Describe: the limit itself
+	// has it reduced.
+	count  int64
+	period time.Duration
+}
+
+// kind is the rule's key in a policy file.
+func (r rule) kind() string {
+	switch r.check.Limit.(type) {
+	case limit.TokenBucket:
+		return "token_bucket"
+	case limit.Concurrency:
+		return "concurrency"
+	case limit.Window, nil: // nil is unlimited
+	}
+	return "rate_limit"
+}
+
+// policies returns all nodes but the root, each before its children.
+func (d *domain) policies() iter.Seq[*node] {
+	return func(yield func(*node) bool) { d.root.each(yield) }
+}
+
+func (n *node) each(yield func(*node) bool) bool {
+	for _, c := range n.children {
+		if !yield(c) || !c.each(yield) {
+			return false
+		}
+	}
+	return true
+}
+
+// wildcard reports whether the node's key or value is a pattern.
+func (n *node) wildcard() bool {
+	return strings.Contains(n.key, "*") || strings.Contains(n.value, "*")
+}
+
+// add makes c the last child of n. It returns the child that has the same key
+// and value already, if any, and then adds nothing.
+func (n *node) add(c *node) (before *node) {
+	entry := limit.Entry{Key: c.key, Value: c.value}
+	if c.value == "" {
+		before = n.bare[c.key]
+	} else {
+		before = n.exact[entry]
+	}
+	if before != nil {
+		return before
+	}
+	n.children = append(n.children, c)
+	switch {
+	case c.value != "":
+		if n.exact == nil {
+			n.exact = make(map[limit.Entry]*node)
+		}
+		n.exact[entry] = c
+	default:
+		if n.bare == nil {
+			n.bare = make(map[string]*node)
+		}
+		n.bare[c.key] = c
+	}
+	if c.wildcard() {
+		n.wild = append(n.wild, c)
+	}
+	return nil
+}
+
+// child returns the child that e leads to: exact key and value, then the first
+// wildcard in file order, then the key alone; or nil. Keys and values are
+// compared each by itself, never as one text, so that key foo_bar is not taken
+// for foo=bar (R08).
+func (n *node) child(e limit.Entry) *node {
+	if c := n.exact[e]; c != nil {
+		return c
+	}
+	for _, c := range n.wild {
+		if glob(c.key, e.Key) && (c.value == "" || glob(c.value, e.Value)) {
+			return c
+		}
+	}
+	return n.bare[e.Key]
+}
+
+// place is where the entries of a descriptor lead.
+type place struct {
+	node *node // nil if they lead nowhere
+	// shared: a policy on the way has share_threshold, so that the subject is
+	// not the entries but [domain.subject].
+	shared bool
+}
+
+// find returns the policy that the entries lead to: exactly as deep, and
+// without going back to try a sibling.
+func (d *domain) find(entries []limit.Entry) place {
+	if len(entries) == 0 {
+		return place{}
+	}
+	p := place{node: &d.root}
+	for _, e := range entries {
+		if p.node = p.node.child(e); p.node == nil {
+			return place{}
+		}
+		p.shared = p.shared || p.node.share
+	}
+	return p
+}
+
+// subject is the entries with the pattern's text in place of each key or value
+// that a pattern with share_threshold stands for. The entries must be found.
+func (d *domain) subject(entries []limit.Entry) []limit.Entry {
+	s := make([]limit.Entry, len(entries))
+	n := &d.root
+	for i, e := range entries {
+		n = n.child(e)
+		if n.share && strings.Contains(n.key, "*") {
+			e.Key = n.key
+		}
+		if n.share && strings.Contains(n.value, "*") {
+			e.Value = n.value
+		}
+		s[i] = e
+	}
+	return s
+}
+
+// glob reports whether text matches pattern, in which each * stands for zero or
+// more bytes. It never goes back: the leftmost place for each part between two
+// stars leaves the most for the rest.
+func glob(pattern, text string) bool {
+	head, rest, star := strings.Cut(pattern, "*")
+	if !star {
+		return pattern == text
+	}
+	text, ok := strings.CutPrefix(text, head)
+	if !ok {
+		return false
+	}
+	for {
+		part, more, star := strings.Cut(rest, "*")
+		if !star {
+			return strings.HasSuffix(text, part)
+		}
+		i := strings.Index(text, part)
+		if i < 0 {
+			return false
+		}
+		text, rest = text[i+len(part):], more
+	}
+}
