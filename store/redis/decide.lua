@@ -1,0 +1,217 @@
+#!lua
+-- decide.lua decides all checks of one request at one instant: all that passed
+-- are charged, or none is. The arithmetic is limit/state.go, line for line; all
+-- numbers are whole and below 2^53, so doubles hold them exactly.
+--
+-- KEYS  1..n       the states of the checks, each once
+--       n+1, n+2   the lease's record and the domain's index of leases; only
+--                  with a lease
+-- ARGV  1          now, ms since the epoch; "" in production: Redis TIME
+--       2          the lease's token; "" without a lease
+--       then 7 a check:
+--         kind     b (token bucket), w (window) or c (concurrency)
+--         key      index into KEYS
+--         hits     -2^53 < hits < 2^53; negative refunds
+--         mode     "" enforced, "s" shadow, else a quota group
+--         b:       capacity (tokens), scale (units a token), refill (units a ms)
+--         w:       max (hits), length (ms), "1" to charge it when over, else "0"
+--         c:       max (slots), life of a lease (ms), name of the limit
+--
+-- Returns {admitted (1, 0), leases found expired, life of the lease (ms; 0: no
+-- lease), then 4 a check: passed (1, 0), remaining, retry after (ms), reset
+-- after (ms)}.
+--
+-- Everything is read and evaluated before the first write, and every write is
+-- one that cannot fail, since an error does not roll back.
+
+local VERSION = 1
+local MAX_EXACT = 9007199254740991 -- 2^53 - 1
+local SLACK = 10000                -- ms that a key outlives its meaning
+local RECORD_SLACK = 60000         -- ms that a lease's record outlives the lease
+local INDEX_SLACK = 3600000        -- ms that the index waits to be cleaned
+local REAP = 64                    -- expired members removed a call, at most
+
+local min, max, fmod = math.min, math.max, math.fmod
+
+local now = tonumber(ARGV[1])
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local token = ARGV[2]
+local checks = (#ARGV - 2) / 7
+
+-- a / b for 0 <= a, 0 < b; both exact, where a floor of the quotient is not.
+local function floor_div(a, b) return (a - fmod(a, b)) / b end
+local function ceil_div(a, b)
+  local r = fmod(a, b)
+  if r > 0 then return (a - r) / b + 1 end
+  return a / b
+end
+
+local function unpack_state(packed)
+  local version, a, b, c, d, e = cmsgpack.unpack(packed)
+  if version ~= VERSION then error('weir: state of unknown version') end
+  return a, b, c, d, e
+end
+
+-- BucketState.At
+local function bucket_at(packed, capacity, scale, refill)
+  local full = capacity * scale
+  local next = {level = full, capacity = capacity, scale = scale, refill = refill, millis = now, write = false}
+  if not packed then return next end
+  local level, capacity0, scale0, refill0, millis0 = unpack_state(packed)
+  next.write = scale ~= scale0 or refill ~= refill0 or capacity ~= capacity0
+  next.millis = max(now, millis0)
+  local full0 = capacity0 * scale0
+  local elapsed = min(next.millis - millis0, ceil_div(full0 - level, refill0))
+  level = min(full0, level + elapsed * refill0)
+  if level == full0 then return next end
+  if scale ~= scale0 then
+    local fraction = fmod(level, scale0)
+    if fraction < 0 then fraction = fraction + scale0 end
+    local tokens = (level - fraction) / scale0
+    if tokens >= capacity then
+      level = full
+    else
+      level = tokens * scale
+      if fraction * scale <= MAX_EXACT then level = level + floor_div(fraction * scale, scale0) end
+    end
+  end
+  next.level = min(full, level)
+  return next
+end
+
+-- WindowState.At
+local function window_at(packed, length)
+  local start = now - fmod(now, length)
+  if packed then
+    local start0, count0 = unpack_state(packed)
+    if start <= start0 then return {start = start0, count = count0, write = false} end
+  end
+  return {start = start, count = 0, write = false}
+end
+
+local expired, budget = 0, REAP
+local reaped = {} -- key: how many of its members expired
+
+-- Finds at most the budget of the expired members of a set.
+local function find_expired(key)
+  if budget == 0 then return 0 end
+  local found = #redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, budget)
+  budget = budget - found
+  if found > 0 then reaped[key] = found end
+  return found
+end
+
+-- Read and evaluate.
+local states, check = {}, {}
+local index = KEYS[#KEYS]
+if token ~= '' then expired = find_expired(index) end
+local refused, groups, grouped = false, {}, false
+for i = 1, checks do
+  local a = 3 + (i - 1) * 7
+  local c = {
+    kind = ARGV[a], key = KEYS[tonumber(ARGV[a + 1])], hits = tonumber(ARGV[a + 2]), mode = ARGV[a + 3],
+    x = tonumber(ARGV[a + 4]), y = tonumber(ARGV[a + 5]), z = ARGV[a + 6],
+  }
+  check[i] = c
+  local state = states[c.key]
+  if c.kind == 'b' then
+    if not state then state = bucket_at(redis.call('GET', c.key), c.x, c.y, tonumber(c.z)) end
+    c.passed = c.hits < 0 or c.hits <= c.x and state.level >= c.hits * c.y
+  elseif c.kind == 'w' then
+    if not state then state = window_at(redis.call('GET', c.key), c.y) end
+    c.passed = c.hits < 0 or c.x > 0 and c.hits <= c.x and state.count + c.hits <= c.x
+  else
+    if not state then
+      find_expired(c.key)
+      state = {live = redis.call('ZCOUNT', c.key, string.format('(%.0f', now), '+inf')}
+    end
+    c.passed = c.hits < 0 or state.live < c.x
+  end
+  states[c.key] = state
+  if c.mode == '' then
+    refused = refused or not c.passed
+  elseif c.mode ~= 's' then
+    grouped = true
+    groups[c.mode] = groups[c.mode] or not c.passed
+  end
+end
+if grouped and not refused then
+  refused = true
+  for _, over in pairs(groups) do refused = refused and over end
+end
+
+-- Charge, each state once.
+local life = nil
+for i = 1, checks do
+  local c = check[i]
+  local state = states[c.key]
+  local over = c.kind == 'w' and c.z == '1' and c.mode ~= 's' and not c.passed
+  if over or c.passed and not refused then
+    if c.kind == 'b' then
+      local hits = max(c.hits, -floor_div(MAX_EXACT, c.y))
+      if hits ~= 0 and not state.charged then
+        state.level = min(c.x * c.y, state.level - hits * c.y)
+        state.write, state.charged = true, true
+      end
+    elseif c.kind == 'w' then
+      if c.hits ~= 0 and not state.charged then
+        state.count = min(MAX_EXACT, max(0, state.count + c.hits))
+        state.write, state.charged = true, true
+      end
+    elseif c.hits >= 0 and not state.charged then
+      state.live, state.charged = state.live + 1, true
+      life = min(life or c.y, c.y)
+    end
+  end
+end
+
+-- Write.
+for key, n in pairs(reaped) do redis.call('ZREMRANGEBYRANK', key, 0, n - 1) end
+local function keep(key, ms)
+  if redis.call('PEXPIRE', key, ms, 'GT') == 0 then redis.call('PEXPIRE', key, ms, 'NX') end
+end
+local record = life and {VERSION, life, now, now + life}
+local reply = {refused and 0 or 1, expired, life or 0}
+for i = 1, checks do
+  local c = check[i]
+  local state = states[c.key]
+  local remaining, retry, reset = 0, 0, 0
+  if c.kind == 'b' then
+    local ahead, full = state.millis - now, c.x * c.y
+    reset = ahead + ceil_div(full - state.level, tonumber(c.z))
+    if state.write then
+      redis.call('SET', c.key, cmsgpack.pack(VERSION, state.level, c.x, c.y, tonumber(c.z), state.millis), 'PX', reset + SLACK)
+      state.write = false
+    end
+    if state.level > 0 then remaining = floor_div(state.level, c.y) end
+    if not c.passed and c.hits <= c.x then retry = ahead + ceil_div(max(0, c.hits * c.y - state.level), tonumber(c.z)) end
+  elseif c.kind == 'w' then
+    reset = state.start + c.y - now
+    if state.write then
+      redis.call('SET', c.key, cmsgpack.pack(VERSION, state.start, state.count), 'PX', reset + SLACK)
+      state.write = false
+    end
+    remaining = max(0, c.x - state.count)
+    if not c.passed and c.x > 0 and c.hits <= c.x then retry = reset end
+  else
+    if state.charged and not state.held then
+      redis.call('ZADD', c.key, now + life, token)
+      keep(c.key, life + SLACK)
+      record[#record + 1] = c.key
+      record[#record + 1] = c.z
+      state.held = true
+    end
+    remaining = max(0, c.x - state.live)
+  end
+  local r = #reply
+  reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = c.passed and 1 or 0, remaining, retry, reset
+end
+if life then
+  redis.call('SET', KEYS[#KEYS - 1], cmsgpack.pack(unpack(record)), 'PX', life + RECORD_SLACK)
+  redis.call('ZADD', index, now + life, token)
+  keep(index, life + INDEX_SLACK)
+end
+return reply

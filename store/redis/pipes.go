@@ -1,0 +1,191 @@
+package redis
+
+import (
+	"context"
+	"crypto/sha1" // Redis names scripts by it
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"weir/store"
+)
+
+const (
+	// lanes is how many connections carry script calls, and maxBatch how many
+	// calls one round trip takes. A round trip costs Redis more than a script.
+	lanes    = 4
+	maxBatch = 32
+	// replyTimeout is how long a connection waits for Redis before it is given
+	// up. It is longer than callers wait, so that a late answer is still seen.
+	replyTimeout = time.Second
+)
+
+// pipes sends script calls in batches that form by themselves: a lone call goes
+// at once, and those that come while all lanes are out share the next round
+// trip. No timer waits for anybody.
+type pipes struct {
+	client *goredis.Client
+	calls  chan *call
+	done   chan struct{}
+	stop   sync.Once
+	work   sync.WaitGroup // lanes, and what callers have left behind
+}
+
+// script is a Lua script and its SHA-1, by which EVALSHA calls it.
+type script struct{ source, sha string }
+
+func newScript(source string) *script {
+	return &script{source: source, sha: fmt.Sprintf("%x", sha1.Sum([]byte(source)))}
+}
+
+// call is one script call.
+type call struct {
+	script *script
+	keys   []string
+	args   []any
+	ctx    context.Context // of the caller, to pass over calls that nobody waits for
+
+	cmd   *goredis.Cmd
+	ready chan struct{} // closed when cmd has its answer
+
+	// settled is swapped once, by the caller that leaves or by the lane that
+	// answers, whoever is first.
+	settled atomic.Bool
+	// abandoned, if not nil, is told the answer after the caller has left.
+	abandoned func(reply any, err error)
+}
+
+func newCall(script *script) *call {
+	return &call{script: script, ready: make(chan struct{})}
+}
+
+// key returns the 1-based index of key in c.keys, where it is added if it is new.
+func (c *call) key(key string, seen map[string]int) int {
+	if seen != nil {
+		if i, ok := seen[key]; ok {
+			return i
+		}
+		seen[key] = len(c.keys) + 1
+	} else {
+		for i, k := range c.keys {
+			if k == key {
+				return i + 1
+			}
+		}
+	}
+	c.keys = append(c.keys, key)
+	return len(c.keys)
+}
+
+func newPipes(client *goredis.Client) *pipes {
+	p := &pipes{client: client, calls: make(chan *call), done: make(chan struct{})}
+	for range lanes {
+		p.work.Go(p.lane)
+	}
+	return p
+}
+
+// do sends c and waits for its answer, or until ctx ends.
+func (p *pipes) do(ctx context.Context, c *call) (any, error) {
+	c.ctx = ctx
+	select {
+	case p.calls <- c:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%w: no connection was free: %w", store.ErrUnavailable, ctx.Err())
+	case <-p.done:
+		return nil, fmt.Errorf("%w: closed", store.ErrUnavailable)
+	}
+	select {
+	case <-c.ready:
+	case <-ctx.Done():
+		if c.settled.CompareAndSwap(false, true) {
+			return nil, fmt.Errorf("%w: no answer yet: %w", store.ErrUnavailable, ctx.Err())
+		}
+		<-c.ready // the answer came at the same moment
+	}
+	reply, err := c.cmd.Result()
+	return reply, classify(err)
+}
+
+// lane takes what has gathered, sends it, and answers, until close.
+func (p *pipes) lane() {
+	batch := make([]*call, 0, maxBatch)
+	for {
+		select {
+		case c := <-p.calls:
+			batch = append(batch[:0], c)
+		case <-p.done:
+			return
+		}
+	gather:
+		for len(batch) < maxBatch {
+			select {
+			case c := <-p.calls:
+				batch = append(batch, c)
+			default:
+				break gather
+			}
+		}
+		p.send(batch)
+	}
+}
+
+// send runs a batch in one round trip, and in a second one those whose script
+// Redis does not know.
+func (p *pipes) send(batch []*call) {
+	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
+	defer cancel()
+	p.round(ctx, batch, false)
+	unknown := batch[:0:0]
+	for _, c := range batch {
+		if goredis.HasErrorPrefix(c.cmd.Err(), "NOSCRIPT") {
+			unknown = append(unknown, c)
+		}
+	}
+	if len(unknown) > 0 {
+		p.round(ctx, unknown, true)
+	}
+	for i, c := range batch {
+		batch[i] = nil
+		close(c.ready)
+		if c.settled.CompareAndSwap(false, true) || c.abandoned == nil {
+			continue
+		}
+		reply, err := c.cmd.Result()
+		p.work.Go(func() { c.abandoned(reply, err) })
+	}
+}
+
+// round sends calls, by their source or by its digest, and reads the answers.
+func (p *pipes) round(ctx context.Context, calls []*call, source bool) {
+	pipe := p.client.Pipeline()
+	for _, c := range calls {
+		if err := c.ctx.Err(); err != nil && !source { // nobody waits: it is never sent
+			c.cmd, c.abandoned = goredis.NewCmd(ctx), nil
+			c.cmd.SetErr(err)
+			continue
+		}
+		command, script := "evalsha", c.script.sha
+		if source {
+			command, script = "eval", c.script.source
+		}
+		args := make([]any, 0, 3+len(c.keys)+len(c.args))
+		args = append(args, command, script, len(c.keys))
+		for _, k := range c.keys {
+			args = append(args, k)
+		}
+		c.cmd = goredis.NewCmd(ctx, append(args, c.args...)...)
+		_ = pipe.Process(ctx, c.cmd) // it only queues
+	}
+	// Every command has its own error, also when the connection is lost.
+	_, _ = pipe.Exec(ctx)
+}
+
+// close stops the lanes and waits for what is under way.
+func (p *pipes) close() {
+	p.stop.Do(func() { close(p.done) })
+	p.work.Wait()
+}

@@ -1,0 +1,262 @@
+// Package redis is the store that weir's replicas share: every decision is one
+// script call, and so one event in Redis.
+package redis
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"net/url"
+	"strconv"
+
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+
+	"weir/limit"
+	"weir/store"
+)
+
+var (
+	//go:embed decide.lua
+	decideSource string
+	//go:embed release.lua
+	releaseSource string
+	//go:embed renew.lua
+	renewSource string
+
+	decideScript  = newScript(decideSource)
+	releaseScript = newScript(releaseSource)
+	renewScript   = newScript(renewSource)
+)
+
+// Options configure a store.
+type Options struct {
+	// URL is redis://[user:password@]host:port[/db]. Required.
+	URL string
+	// Now returns milliseconds since the epoch, for tests; nil means Redis TIME,
+	// which is the clock of production.
+	Now func() int64
+}
+
+// Store decides in one Redis. Use [Open].
+type Store struct {
+	client *goredis.Client
+	now    func() int64
+	pipes  *pipes
+}
+
+var _ store.Store = (*Store)(nil)
+
+// Open returns a store on the Redis at o.URL. It does not connect: Redis may come
+// later, and until then calls fail. An error means that the URL is wrong, and
+// does not contain it, since it may hold a password.
+func Open(o Options) (*Store, error) {
+	opts, err := goredis.ParseURL(o.URL)
+	if err != nil {
+		var bad *url.Error
+		if errors.As(err, &bad) {
+			err = bad.Err
+		}
+		return nil, fmt.Errorf("redis: the URL is not redis://[user:password@]host:port[/db]: %w", err)
+	}
+	// go-redis resends a command whose reply was lost, and so would charge twice.
+	opts.MaxRetries = -1
+	opts.DialerRetries = 1
+	opts.ContextTimeoutEnabled = true
+	opts.DialTimeout, opts.ReadTimeout, opts.WriteTimeout = replyTimeout, replyTimeout, replyTimeout
+	opts.PoolSize = lanes + 2 // and for what is not batched
+	opts.DisableIdentity = true
+	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	s := &Store{client: goredis.NewClient(opts), now: o.Now}
+	s.pipes = newPipes(s.client)
+	return s, nil
+}
+
+// Decide implements [store.Store]. If ctx ends before Redis has answered and the
+// request turns out to have been granted a lease, the lease is released.
+func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, error) {
+	c := newCall(decideScript)
+	token := ""
+	if r.Lease != "" {
+		token = r.Lease.Token()
+		c.abandoned = func(reply any, err error) { s.giveBack(r.Lease, reply, err) }
+	}
+	c.args = append(make([]any, 0, 2+7*len(r.Checks)), s.clock(), token)
+	c.keys = make([]string, 0, len(r.Checks)+2)
+	var seen map[string]int // only for requests that are not small
+	if len(r.Checks) > 8 {
+		seen = make(map[string]int, len(r.Checks))
+	}
+	for _, check := range r.Checks {
+		key := c.key(check.Key, seen)
+		mode := ""
+		switch {
+		case check.Shadow:
+			mode = "s"
+		case check.Quota != 0:
+			mode = strconv.Itoa(check.Quota)
+		}
+		switch l := check.Limit.(type) {
+		case limit.TokenBucket:
+			hits := min(check.Hits, l.Capacity+1) // more is no different, and stays exact
+			c.args = append(c.args, "b", key, hits, mode, l.Capacity, l.Scale, l.Refill)
+		case limit.Window:
+			over := "0"
+			if l.ChargeOver {
+				over = "1"
+			}
+			c.args = append(c.args, "w", key, check.Hits, mode, l.Max, l.Length().Milliseconds(), over)
+		case limit.Concurrency:
+			c.args = append(c.args, "c", key, check.Hits, mode, l.Max, l.Lease.Milliseconds(), check.Name)
+		}
+	}
+	if r.Lease != "" {
+		c.keys = append(c.keys, limit.LeaseKey(r.Lease), limit.LeasesKey(r.Domain))
+	}
+	reply, err := s.pipes.do(ctx, c)
+	if err != nil {
+		return limit.Decision{}, fmt.Errorf("redis: decide: %w", err)
+	}
+	return decision(r, reply)
+}
+
+// decision reads decide.lua's reply.
+func decision(r limit.Request, reply any) (limit.Decision, error) {
+	n, err := integers(reply)
+	if err != nil || len(n) != 3+4*len(r.Checks) {
+		return limit.Decision{}, fmt.Errorf("redis: decide: unexpected reply %v: %w", reply, err)
+	}
+	d := limit.Decision{Admitted: n[0] == 1, Expired: n[1], TTL: limit.Millis(n[2]), Results: make([]limit.Result, len(r.Checks))}
+	if d.TTL > 0 {
+		d.Lease = r.Lease
+	}
+	for i := range d.Results {
+		p := n[3+4*i:]
+		d.Results[i] = limit.Result{Passed: p[0] == 1, Remaining: p[1], RetryAfter: limit.Millis(p[2]), ResetAfter: limit.Millis(p[3])}
+	}
+	return d, nil
+}
+
+// giveBack releases the lease of a decision that nobody waits for any more,
+// unless it is known that none was granted.
+func (s *Store) giveBack(id limit.LeaseID, reply any, err error) {
+	if n, bad := integers(reply); err == nil && bad == nil && len(n) > 2 && n[2] == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
+	defer cancel()
+	// If this fails too, the lease ends by its expiry.
+	_, _ = s.Release(ctx, id)
+}
+
+// Release implements [store.Store].
+func (s *Store) Release(ctx context.Context, id limit.LeaseID) (limit.Release, error) {
+	reply, err := s.pipes.do(ctx, s.leaseCall(releaseScript, id))
+	if err != nil {
+		return limit.Release{}, fmt.Errorf("redis: release: %w", err)
+	}
+	items, _ := reply.([]any)
+	if len(items) == 0 {
+		return limit.Release{}, fmt.Errorf("redis: release: unexpected reply %v", reply)
+	}
+	result, _ := items[0].(int64)
+	r := limit.Release{Result: limit.ReleaseResult(result)}
+	if r.Result == limit.Released && len(items) > 1 {
+		held, _ := items[1].(int64)
+		r.HeldFor = limit.Millis(held)
+		for _, name := range items[2:] {
+			text, _ := name.(string)
+			r.Limits = append(r.Limits, text)
+		}
+	}
+	return r, nil
+}
+
+// Renew implements [store.Store].
+func (s *Store) Renew(ctx context.Context, id limit.LeaseID) (limit.Renewal, error) {
+	reply, err := s.pipes.do(ctx, s.leaseCall(renewScript, id))
+	if err != nil {
+		return limit.Renewal{}, fmt.Errorf("redis: renew: %w", err)
+	}
+	life, _ := reply.(int64)
+	return limit.Renewal{Renewed: life > 0, TTL: limit.Millis(life)}, nil
+}
+
+func (s *Store) leaseCall(script *script, id limit.LeaseID) *call {
+	c := newCall(script)
+	c.keys = []string{limit.LeaseKey(id), limit.LeasesKeyOf(id)}
+	c.args = []any{s.clock(), id.Token()}
+	return c
+}
+
+// Held implements [store.Store].
+func (s *Store) Held(ctx context.Context, domain string) (int64, error) {
+	now := s.clock()
+	if now == "" {
+		t, err := s.client.Time(ctx).Result()
+		if err != nil {
+			return 0, fmt.Errorf("redis: held: %w", classify(err))
+		}
+		now = strconv.FormatInt(t.UnixMilli(), 10)
+	}
+	n, err := s.client.ZCount(ctx, limit.LeasesKey(domain), "("+now, "+inf").Result()
+	if err != nil {
+		return 0, fmt.Errorf("redis: held: %w", classify(err))
+	}
+	return n, nil
+}
+
+// Ping implements [store.Store].
+func (s *Store) Ping(ctx context.Context) error {
+	if err := s.client.Ping(ctx).Err(); err != nil {
+		return fmt.Errorf("redis: %w", classify(err))
+	}
+	return nil
+}
+
+// Close implements [store.Store]. It waits for calls that are under way.
+func (s *Store) Close() error {
+	s.pipes.close()
+	return s.client.Close()
+}
+
+// clock is the scripts' now: "" makes them ask Redis.
+func (s *Store) clock() string {
+	if s.now == nil {
+		return ""
+	}
+	return strconv.FormatInt(s.now(), 10)
+}
+
+// classify wraps what is wrong with the store, and not with the call, in
+// [store.ErrUnavailable].
+func classify(err error) error {
+	if err == nil {
+		return nil
+	}
+	var reply goredis.Error
+	if errors.As(err, &reply) {
+		for _, prefix := range []string{"LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "OOM", "BUSY ", "NOAUTH", "WRONGPASS"} {
+			if goredis.HasErrorPrefix(err, prefix) {
+				return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+			}
+		}
+		return err // a bug or misuse: WRONGTYPE, CROSSSLOT, a script's error
+	}
+	return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+}
+
+func integers(reply any) ([]int64, error) {
+	items, ok := reply.([]any)
+	if !ok {
+		return nil, errors.New("not an array")
+	}
+	n := make([]int64, len(items))
+	for i, item := range items {
+		if n[i], ok = item.(int64); !ok {
+			return nil, errors.New("not integers")
+		}
+	}
+	return n, nil
+}

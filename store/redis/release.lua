@@ -1,0 +1,42 @@
+#!lua flags=allow-oom
+-- release.lua ends a lease: the first release of a live lease frees the slots
+-- that its record names, and no others.
+--
+-- KEYS  1  the lease's record
+--       2  the domain's index of leases
+--       The sets of slots are taken from the record: they are in the same slot.
+-- ARGV  1  now, ms since the epoch; "" in production: Redis TIME
+--       2  the lease's token
+--
+-- Returns {1 released, 2 not held or 3 expired; of a released one also the ms
+-- that it was held, and the names of the limits whose slots it held}.
+
+local VERSION = 1
+local RECORD_SLACK = 60000 -- as in decide.lua
+
+local now = tonumber(ARGV[1])
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local packed = redis.call('GET', KEYS[1])
+if not packed then return {2} end
+-- version, life, granted, expiry, then key and limit's name of each slot
+local record = {cmsgpack.unpack(packed)}
+if record[1] ~= VERSION then error('weir: state of unknown version') end
+local granted, expiry = record[3], record[4]
+if expiry <= now then
+  -- A key's presence proves nothing: compare times.
+  if now < expiry + RECORD_SLACK then return {3} end
+  return {2}
+end
+
+local reply = {1, math.max(0, now - granted)}
+for i = 5, #record, 2 do
+  redis.call('ZREM', record[i], ARGV[2])
+  reply[#reply + 1] = record[i + 1]
+end
+redis.call('ZREM', KEYS[2], ARGV[2])
+redis.call('DEL', KEYS[1])
+return reply

@@ -1,0 +1,46 @@
+// Package store is the contract that every store of weir keeps: it decides
+// requests atomically and looks after leases. What the decisions are is written
+// in testdata/*.txt, which every store passes byte for byte.
+package store
+
+import (
+	"context"
+	"errors"
+
+	"weir/limit"
+)
+
+// ErrUnavailable is wrapped by every error that means that the store was not
+// reached or did not answer in time. The call may have taken effect.
+var ErrUnavailable = errors.New("store unavailable")
+
+// Store decides requests and looks after leases. Its methods may be called at
+// once from many goroutines. A cancelled or expired ctx ends a call with an
+// error that wraps [ErrUnavailable]; the call may have taken effect all the
+// same, so a caller that passed a lease id must release it.
+type Store interface {
+	// Decide decides all checks of r at one instant of the store's clock. If the
+	// request is admitted, every check that passed is charged; otherwise none is
+	// and no state changes, except that windows with ChargeOver that were
+	// themselves over are charged, expired leases are cleaned away, and a bucket
+	// whose limit has changed is carried over to its new limit.
+	Decide(ctx context.Context, r limit.Request) (limit.Decision, error)
+
+	// Release ends a lease and frees the slots that it holds, and no others. It
+	// may be called any number of times and in any order; a lease that is not
+	// there is no error.
+	Release(ctx context.Context, id limit.LeaseID) (limit.Release, error)
+
+	// Renew extends a live lease by its whole life from now on. It never revives
+	// one that ended, expired or was lost.
+	Renew(ctx context.Context, id limit.LeaseID) (limit.Renewal, error)
+
+	// Held counts the live leases of a domain.
+	Held(ctx context.Context, domain string) (int64, error)
+
+	// Ping reports whether the store can be reached.
+	Ping(ctx context.Context) error
+
+	// Close frees what the store holds. No other method may be called after it.
+	Close() error
+}

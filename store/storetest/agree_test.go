@@ -1,0 +1,212 @@
+package storetest_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"weir/limit"
+	"weir/store"
+	"weir/store/memory"
+	"weir/store/redis"
+	"weir/store/storetest"
+)
+
+// FuzzAgree runs generated programs against both stores and the model, which
+// must tell the same after every step.
+func FuzzAgree(f *testing.F) {
+	for _, seed := range []string{
+		"take and take again until the bucket is empty",
+		"\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\x10\x11\x12\x13\x14\x15\x16\x17\x18\x19\x1a\x1b\x1c\x1d\x1e\x1f",
+		"\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8\xf7\xf6\xf5\xf4\xf3\xf2\xf1\xf0\xef\xee\xed\xec\xeb\xea\xe9\xe8\xe7\xe6\xe5\xe4\xe3\xe2\xe1\xe0",
+		"a lane, a pool, a window, a quota and a shadow meet in one request, and some are over",
+	} {
+		f.Add([]byte(seed))
+	}
+	clock := storetest.NewClock()
+	shared, err := redis.Open(redis.Options{URL: storetest.StartRedis(f, storetest.AnyRedis(f)).URL, Now: clock.Now})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { _ = shared.Close() })
+	programs := 0
+	f.Fuzz(func(t *testing.T, data []byte) {
+		programs++
+		p := program{
+			data:   data,
+			domain: fmt.Sprintf("d%d", programs), // so that each starts with an empty Redis
+			clock:  clock,
+			stores: map[string]store.Store{
+				"memory": memory.New(memory.Options{Now: clock.Now}),
+				"redis":  shared,
+			},
+			model: storetest.NewModel(clock.Now),
+		}
+		for steps := 0; len(p.data) > 0 && steps < 200; steps++ {
+			p.step(t)
+		}
+	})
+}
+
+// program reads its steps from bytes.
+type program struct {
+	data   []byte
+	domain string
+	clock  *storetest.Clock
+	stores map[string]store.Store
+	model  store.Store
+
+	policies int // how often the limits have changed
+	leases   []limit.LeaseID
+	slots    bool // leases exist: time goes forward only, since it cleans them
+}
+
+// next returns a number below n.
+func (p *program) next(n int) int {
+	if len(p.data) == 0 {
+		return 0
+	}
+	b := int(p.data[0])
+	p.data = p.data[1:]
+	return b % n
+}
+
+func pick[T any](p *program, from ...T) T { return from[p.next(len(from))] }
+
+func (p *program) step(t *testing.T) {
+	ctx := storetest.Context(t)
+	switch p.next(8) {
+	case 0:
+		by := pick(p, 1, 3, 250, 999, 1000, 7001, 60_000, 3_600_000, 86_400_000, 40*86_400_000, -2, -5000)
+		if by < 0 && p.slots {
+			by = -by
+		}
+		p.clock.Advance(time.Duration(by) * time.Millisecond)
+	case 1:
+		p.policies = p.next(4)
+	case 2:
+		if len(p.leases) == 0 {
+			return
+		}
+		id := p.leases[p.next(len(p.leases))]
+		want, _ := p.model.Release(ctx, id)
+		for name, s := range p.stores {
+			got, err := s.Release(ctx, id)
+			if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Fatalf("%s: Release = %v, %v, want %v", name, got, err, want)
+			}
+		}
+	case 3:
+		if len(p.leases) == 0 {
+			return
+		}
+		id := p.leases[p.next(len(p.leases))]
+		want, _ := p.model.Renew(ctx, id)
+		for name, s := range p.stores {
+			got, err := s.Renew(ctx, id)
+			if err != nil || got != want {
+				t.Fatalf("%s: Renew = %v, %v, want %v", name, got, err, want)
+			}
+		}
+	default:
+		r := p.request()
+		d, _ := p.model.Decide(ctx, r)
+		d.Expired = 0 // a report for metrics, that may be lost when a domain is idle for an hour
+		want := storetest.Sentence(r.Checks, d, "L")
+		for name, s := range p.stores {
+			d, err := s.Decide(ctx, r)
+			if err != nil {
+				t.Fatalf("%s: Decide: %v", name, err)
+			}
+			d.Expired = 0
+			if got := storetest.Sentence(r.Checks, d, "L"); got != want {
+				t.Fatalf("%s: step for %+v:\n got %s\nwant %s", name, r.Checks, got, want)
+			}
+		}
+		want2, _ := p.model.Held(ctx, p.domain)
+		for name, s := range p.stores {
+			if got, err := s.Held(ctx, p.domain); err != nil || got != want2 {
+				t.Fatalf("%s: Held = %d, %v, want %d", name, got, err, want2)
+			}
+		}
+	}
+}
+
+// request returns a request with up to four checks, of any kind.
+func (p *program) request() limit.Request {
+	r := limit.Request{Domain: p.domain}
+	for i := range 1 + p.next(4) {
+		subject := []limit.Entry{{Key: "k", Value: pick(p, "a", "b", "c")}}
+		c := limit.Check{Name: "n", Hits: pick[int64](p, 1, 1, 1, 0, 2, 3, 7, 11, -1, -4, limit.MaxExact, -limit.MaxExact)}
+		c.Class = pick(p, limit.Lane, limit.Lane, limit.Pool)
+		switch p.next(6) {
+		case 0:
+			c.Shadow = true
+		case 1:
+			c.Quota = i + 1
+		}
+		switch p.next(3) {
+		case 0:
+			c.Limit = p.bucket()
+		case 1:
+			w, err := limit.NewWindow(pick[int64](p, 3, 10, 1, 0), pick(p, limit.Minute, limit.Hour, limit.Day, limit.Month), pick[int64](p, 1, 1, 7))
+			if err != nil {
+				panic(err)
+			}
+			w.ChargeOver = p.next(3) == 0
+			c.Limit = w
+		case 2:
+			l, err := limit.NewConcurrency(pick[int64](p, 3, 1, 2), pick(p, 2*time.Second, time.Minute, 1500*time.Millisecond))
+			if err != nil {
+				panic(err)
+			}
+			c.Limit = l
+			if c.Quota != 0 {
+				c.Quota = 0
+			}
+		}
+		c.Key = limit.Key(p.domain, c.Limit, subject)
+		if !sameState(r.Checks, c) {
+			r.Checks = append(r.Checks, c)
+		}
+	}
+	if limit.NeedsLease(r.Checks) {
+		p.slots = true
+		r.Lease = storetest.TestLease(p.domain, uint64(len(p.leases)+1))
+		p.leases = append(p.leases, r.Lease)
+	}
+	return r
+}
+
+// bucket returns one of four, which stand for changes of one policy.
+func (p *program) bucket() limit.TokenBucket {
+	configs := []struct {
+		capacity, count int64
+		period          time.Duration
+	}{
+		{10, 1, time.Second},
+		{3, 2, time.Second},
+		{7, 7, time.Minute},
+		{1_000_000_000, 99_991, 100_003 * time.Millisecond},
+	}
+	c := configs[p.policies]
+	b, err := limit.NewTokenBucket(c.capacity, c.count, c.period)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+// sameState reports whether c would share its state with one of checks, as
+// policies never let two buckets or two lanes do; windows may if each carries
+// the same hits.
+func sameState(checks []limit.Check, c limit.Check) bool {
+	for _, o := range checks {
+		if o.Key == c.Key {
+			if _, ok := c.Limit.(limit.Window); !ok || o.Hits != c.Hits {
+				return true
+			}
+		}
+	}
+	return false
+}

@@ -1,0 +1,284 @@
+package storetest
+
+import (
+	"context"
+	"math/big"
+
+	"weir/limit"
+	"weir/store"
+)
+
+// Model is the slowest and plainest store: exact fractions, lists that are
+// searched from end to end, nothing forgotten. It shares no arithmetic with the
+// real ones, so that what they agree upon can be wrong.
+type Model struct {
+	now     func() int64
+	buckets map[string]*modelBucket
+	windows map[string]*modelWindow
+	leases  []*modelLease
+}
+
+var _ store.Store = (*Model)(nil)
+
+type modelBucket struct {
+	tokens *big.Rat
+	at     int64
+	limit  limit.TokenBucket // that it was last decided under
+}
+
+type modelWindow struct{ start, count int64 }
+
+type modelLease struct {
+	id              limit.LeaseID
+	domain          string
+	keys, names     []string
+	granted, expiry int64
+	life            int64
+	released        bool
+	reaped          bool // reported as expired
+}
+
+// NewModel returns an empty model. It is not safe for concurrent use.
+func NewModel(now func() int64) *Model {
+	return &Model{now: now, buckets: make(map[string]*modelBucket), windows: make(map[string]*modelWindow)}
+}
+
+func integer(n int64) *big.Rat { return new(big.Rat).SetInt64(n) }
+
+// tokensPerMilli is the refill of b in tokens.
+func tokensPerMilli(b limit.TokenBucket) *big.Rat { return big.NewRat(b.Refill, b.Scale) }
+
+func smaller(a, b *big.Rat) *big.Rat {
+	if a.Cmp(b) <= 0 {
+		return a
+	}
+	return b
+}
+
+// floor is the largest whole number <= r.
+func floor(r *big.Rat) *big.Int { return new(big.Int).Div(r.Num(), r.Denom()) } // Euclidean, and the divisor is > 0
+
+// bucket is the state of key at now under limit b: as it is stored if nothing
+// changed, carried over otherwise.
+func (m *Model) bucket(key string, b limit.TokenBucket, now int64) *modelBucket {
+	old := m.buckets[key]
+	if old == nil {
+		return &modelBucket{tokens: integer(b.Capacity), at: now, limit: b}
+	}
+	at := max(now, old.at)
+	// S3, under the limit that it was stored under: S18.
+	gained := new(big.Rat).Mul(integer(at-old.at), tokensPerMilli(old.limit))
+	tokens := smaller(new(big.Rat).Add(old.tokens, gained), integer(old.limit.Capacity))
+	switch {
+	case tokens.Cmp(integer(old.limit.Capacity)) == 0: // full has no state
+		tokens = integer(b.Capacity)
+	case old.limit.Scale != b.Scale:
+		whole := new(big.Rat).SetInt(floor(tokens))
+		fraction := new(big.Rat).Sub(tokens, whole)
+		oldUnits := floor(new(big.Rat).Mul(fraction, integer(old.limit.Scale)))
+		newUnits := new(big.Int)
+		if new(big.Int).Mul(oldUnits, big.NewInt(b.Scale)).Cmp(big.NewInt(limit.MaxExact)) <= 0 {
+			newUnits = floor(new(big.Rat).Mul(fraction, integer(b.Scale)))
+		}
+		tokens = whole.Add(whole, new(big.Rat).SetFrac(newUnits, big.NewInt(b.Scale)))
+	}
+	return &modelBucket{tokens: smaller(tokens, integer(b.Capacity)), at: at, limit: b}
+}
+
+// millisUntil is the first whole millisecond at which b has the tokens.
+func (b *modelBucket) millisUntil(tokens *big.Rat, now int64) int64 {
+	missing := new(big.Rat).Sub(tokens, b.tokens)
+	if missing.Sign() < 0 {
+		missing.SetInt64(0)
+	}
+	wait := missing.Quo(missing, tokensPerMilli(b.limit))
+	up := floor(new(big.Rat).Neg(wait)) // ceil(x) = -floor(-x)
+	return b.at - now - up.Int64()
+}
+
+func (m *Model) window(key string, w limit.Window, now int64) modelWindow {
+	length := w.Length().Milliseconds()
+	start := now / length * length
+	if old := m.windows[key]; old != nil && old.start >= start {
+		return *old
+	}
+	return modelWindow{start: start}
+}
+
+func (m *Model) live(key string, now int64) int64 {
+	n := int64(0)
+	for _, l := range m.leases {
+		for _, k := range l.keys {
+			if k == key && !l.released && l.expiry > now {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// Decide implements [store.Store].
+func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, error) {
+	now := m.now()
+	d := limit.Decision{Results: make([]limit.Result, len(r.Checks))}
+	if r.Lease != "" {
+		d.Expired = m.reap(r.Domain, now)
+	}
+
+	// Does each check pass by itself?
+	for i, c := range r.Checks {
+		passed := c.Hits < 0
+		switch l := c.Limit.(type) {
+		case limit.TokenBucket:
+			passed = passed || m.bucket(c.Key, l, now).tokens.Cmp(integer(c.Hits)) >= 0
+		case limit.Window:
+			sum := new(big.Int).Add(big.NewInt(m.window(c.Key, l, now).count), big.NewInt(c.Hits))
+			passed = passed || l.Max != 0 && sum.Cmp(big.NewInt(l.Max)) <= 0
+		case limit.Concurrency:
+			passed = passed || m.live(c.Key, now) < l.Max
+		}
+		d.Results[i].Passed = passed
+	}
+
+	// S1, S11, S21.
+	d.Admitted = true
+	quotas, over := map[int]bool{}, map[int]bool{}
+	for i, c := range r.Checks {
+		switch {
+		case c.Shadow:
+		case c.Quota != 0:
+			quotas[c.Quota] = true
+			if !d.Results[i].Passed {
+				over[c.Quota] = true
+			}
+		case !d.Results[i].Passed:
+			d.Admitted = false
+		}
+	}
+	if len(quotas) > 0 && len(quotas) == len(over) {
+		d.Admitted = false
+	}
+
+	// Charge.
+	charged := map[string]bool{}
+	held := &modelLease{id: r.Lease, domain: r.Domain, granted: now}
+	for i, c := range r.Checks {
+		pays := d.Admitted && d.Results[i].Passed
+		switch l := c.Limit.(type) {
+		case limit.TokenBucket:
+			b := m.bucket(c.Key, l, now)
+			if pays && c.Hits != 0 && !charged[c.Key] {
+				b.tokens = smaller(new(big.Rat).Sub(b.tokens, integer(c.Hits)), integer(l.Capacity))
+				m.buckets[c.Key], charged[c.Key] = b, true
+			} else if old := m.buckets[c.Key]; old != nil && old.limit != l {
+				m.buckets[c.Key] = b // S18: until the first decision after the change
+			}
+		case limit.Window:
+			pays = pays || l.ChargeOver && !c.Shadow && !d.Results[i].Passed // S5
+			if pays && c.Hits != 0 && !charged[c.Key] {
+				w := m.window(c.Key, l, now)
+				w.count = min(limit.MaxExact, max(0, w.count+c.Hits))
+				m.windows[c.Key], charged[c.Key] = &w, true
+			}
+		case limit.Concurrency:
+			if pays && c.Hits >= 0 {
+				held.keys, held.names = append(held.keys, c.Key), append(held.names, c.Name)
+				if life := l.Lease.Milliseconds(); held.life == 0 || life < held.life {
+					held.life = life
+				}
+			}
+		}
+	}
+	if len(held.keys) > 0 {
+		held.expiry = now + held.life
+		m.leases = append(m.leases, held)
+		d.Lease, d.TTL = r.Lease, limit.Millis(held.life)
+	}
+
+	// S13.
+	for i, c := range r.Checks {
+		m.tell(c, &d.Results[i], now)
+	}
+	return d, nil
+}
+
+func (m *Model) tell(c limit.Check, r *limit.Result, now int64) {
+	switch l := c.Limit.(type) {
+	case limit.TokenBucket:
+		b := m.bucket(c.Key, l, now)
+		r.Remaining = max(0, floor(b.tokens).Int64())
+		r.ResetAfter = limit.Millis(b.millisUntil(integer(l.Capacity), now))
+		if !r.Passed && c.Hits <= l.Capacity {
+			r.RetryAfter = limit.Millis(b.millisUntil(integer(c.Hits), now))
+		}
+	case limit.Window:
+		w := m.window(c.Key, l, now)
+		r.Remaining = max(0, l.Max-w.count)
+		r.ResetAfter = limit.Millis(w.start + l.Length().Milliseconds() - now)
+		if !r.Passed && l.Max > 0 && c.Hits <= l.Max {
+			r.RetryAfter = r.ResetAfter
+		}
+	case limit.Concurrency:
+		r.Remaining = max(0, l.Max-m.live(c.Key, now))
+	}
+}
+
+// reap counts, once each and at most 64 a call, the leases that have expired.
+func (m *Model) reap(domain string, now int64) (n int64) {
+	for _, l := range m.leases {
+		if n < 64 && l.domain == domain && !l.released && !l.reaped && l.expiry <= now {
+			l.reaped = true
+			n++
+		}
+	}
+	return n
+}
+
+func (m *Model) find(id limit.LeaseID) *modelLease {
+	for _, l := range m.leases {
+		if l.id == id {
+			return l
+		}
+	}
+	return nil
+}
+
+// Release implements [store.Store].
+func (m *Model) Release(_ context.Context, id limit.LeaseID) (limit.Release, error) {
+	now, l := m.now(), m.find(id)
+	switch {
+	case l == nil || l.released || now >= l.expiry+limit.RecordSlack.Milliseconds():
+		return limit.Release{Result: limit.NotHeld}, nil
+	case now >= l.expiry:
+		return limit.Release{Result: limit.Expired}, nil
+	}
+	l.released = true
+	held := limit.Millis(max(0, now-l.granted))
+	return limit.Release{Result: limit.Released, HeldFor: held, Limits: l.names}, nil
+}
+
+// Renew implements [store.Store].
+func (m *Model) Renew(_ context.Context, id limit.LeaseID) (limit.Renewal, error) {
+	now, l := m.now(), m.find(id)
+	if l == nil || l.released || l.expiry <= now {
+		return limit.Renewal{}, nil
+	}
+	l.expiry = max(l.expiry, now+l.life)
+	return limit.Renewal{Renewed: true, TTL: limit.Millis(l.expiry - now)}, nil
+}
+
+// Held implements [store.Store].
+func (m *Model) Held(_ context.Context, domain string) (n int64, _ error) {
+	for _, l := range m.leases {
+		if l.domain == domain && !l.released && l.expiry > m.now() {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// Ping implements [store.Store].
+func (m *Model) Ping(context.Context) error { return nil }
+
+// Close implements [store.Store].
+func (m *Model) Close() error { return nil }

@@ -1,0 +1,178 @@
+package storetest
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// RedisBinaries returns the Redis servers to test with, by version: those that
+// WEIR_REDIS7 and WEIR_REDIS8 name, else what is on PATH. Without any the test
+// is skipped, or fails if WEIR_REQUIRE_TOOLS is set, as make test does.
+func RedisBinaries(t testing.TB) map[string]string {
+	t.Helper()
+	found := make(map[string]string)
+	for name, variable := range map[string]string{"redis7": "WEIR_REDIS7", "redis8": "WEIR_REDIS8"} {
+		if path := os.Getenv(variable); path != "" {
+			found[name] = path
+		}
+	}
+	if os.Getenv("WEIR_REQUIRE_TOOLS") != "" && len(found) < 2 {
+		t.Fatal("WEIR_REDIS7 and WEIR_REDIS8 must name Redis servers: run the tests by make test")
+	}
+	if path, err := exec.LookPath("redis-server"); err == nil && len(found) == 0 {
+		found["redis"] = path
+	}
+	if len(found) == 0 {
+		t.Skip("no Redis server: run make test, or set WEIR_REDIS7")
+	}
+	return found
+}
+
+// AnyRedis returns one of RedisBinaries: the oldest.
+func AnyRedis(t testing.TB) string {
+	t.Helper()
+	found := RedisBinaries(t)
+	for _, name := range []string{"redis7", "redis8", "redis"} {
+		if found[name] != "" {
+			return found[name]
+		}
+	}
+	return ""
+}
+
+// Redis is a server of a test's own.
+type Redis struct {
+	URL    string // unix:// or redis://
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when cmd has ended
+	bin    string
+	dir    string
+	tcp    string // host:port, if it listens there
+	log    bytes.Buffer
+}
+
+// StartRedis starts a server that keeps nothing on disk and listens on a socket
+// in a folder of its own. It ends with the test.
+func StartRedis(t testing.TB, bin string) *Redis {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "weir") //nolint:usetesting // short: the path of a socket has a bound
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &Redis{bin: bin, dir: dir, URL: "unix://" + filepath.Join(dir, "s")}
+	r.Start(t)
+	t.Cleanup(func() {
+		r.Kill()
+		_ = os.RemoveAll(dir)
+	})
+	return r
+}
+
+// StartRedisTCP starts a server that also listens on a port of loopback.
+func StartRedisTCP(t testing.TB, bin string) *Redis {
+	t.Helper()
+	r := StartRedis(t, bin)
+	for range 10 {
+		r.Kill()
+		r.tcp = freePort(t)
+		if r.start() == nil {
+			r.URL = "redis://" + r.tcp
+			return r
+		}
+	}
+	t.Fatalf("no port for %s:\n%s", bin, r.log.String())
+	return nil
+}
+
+func freePort(t testing.TB) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
+}
+
+// Start starts the server again after Kill.
+func (r *Redis) Start(t testing.TB) {
+	t.Helper()
+	if err := r.start(); err != nil {
+		t.Fatalf("%s did not start: %v\n%s", r.bin, err, r.log.String())
+	}
+}
+
+func (r *Redis) start() error {
+	socket := filepath.Join(r.dir, "s")
+	_ = os.Remove(socket)
+	port := "0"
+	if r.tcp != "" {
+		_, port, _ = strings.Cut(r.tcp, ":")
+	}
+	cmd := exec.Command(r.bin, "--port", port, "--bind", "127.0.0.1", "--unixsocket", socket,
+		"--save", "", "--appendonly", "no", "--dir", r.dir, "--daemonize", "no")
+	cmd.Stdout, cmd.Stderr = &r.log, &r.log
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	r.cmd = cmd
+	exited := make(chan struct{})
+	r.exited = exited
+	go func() {
+		_ = cmd.Wait()
+		close(exited)
+	}()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(Deadline)
+	for {
+		if r.answers(socket) && (r.tcp == "" || r.answersTCP()) {
+			return nil
+		}
+		select {
+		case <-exited:
+			return errors.New("it exited")
+		case <-deadline:
+			return os.ErrDeadlineExceeded
+		case <-tick.C:
+		}
+	}
+}
+
+func (r *Redis) answers(socket string) bool { return ping("unix", socket) }
+
+func (r *Redis) answersTCP() bool { return ping("tcp", r.tcp) }
+
+func ping(network, address string) bool {
+	c, err := net.DialTimeout(network, address, time.Second)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(time.Second))
+	if _, err := c.Write([]byte("PING\r\n")); err != nil {
+		return false
+	}
+	answer := make([]byte, 7)
+	n, err := c.Read(answer)
+	return err == nil && strings.HasPrefix(string(answer[:n]), "+PONG")
+}
+
+// Kill ends the server at once, as a crash would, and waits for its end.
+func (r *Redis) Kill() {
+	if r.cmd == nil {
+		return
+	}
+	_ = r.cmd.Process.Kill()
+	<-r.exited
+	r.cmd = nil
+}
+
+// PID is the server's process, while it runs.
+func (r *Redis) PID() int { return r.cmd.Process.Pid }
