@@ -1,0 +1,22 @@
+package envoy
+
+import (
+	"testing"
+	"time"
+
+	"weir/limit"
+)
+
+func TestDetail(t *testing.T) {
+	for _, tt := range []struct {
+		in   limit.Verdict
+		want string
+	}{
+		{limit.Verdict{Limit: "a", Reason: "store_unavailable", Retryable: true, RetryAfter: time.Second}, `Limit "a" refused the request (store_unavailable); retry after 1s.`},
+		{limit.Verdict{}, "The request was refused; retrying does not help."},
+	} {
+		if got := detail(tt.in); got != tt.want {
+			t.Errorf("detail(%+v) = %q, want %q", tt.in, got, tt.want)
+		}
+	}
+}
