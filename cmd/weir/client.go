@@ -1,0 +1,35 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	weirv1 "weir/proto/weir/v1"
+)
+
+// remote are the flags of commands that ask a running service.
+type remote struct {
+	Addr    string        `env:"WEIR_ADDR" default:"127.0.0.1:8081" placeholder:"HOST:PORT" help:"The service's gRPC address (${default})."`
+	Timeout time.Duration `default:"5s" help:"How long to wait for the answer (${default})."`
+}
+
+// call runs f with a client of the service.
+func (r remote) call(ctx context.Context, f func(context.Context, weirv1.LeaseServiceClient) error) error {
+	conn, err := grpc.NewClient("passthrough:///"+r.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("--addr %s: %w", r.Addr, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	defer cancel()
+	err = f(ctx, weirv1.NewLeaseServiceClient(conn))
+	_ = conn.Close() // nothing more is asked
+	if s, ok := status.FromError(err); ok && err != nil {
+		return fmt.Errorf("%s: %s (%s); is it a weir, and is --addr right?", r.Addr, s.Message(), s.Code())
+	}
+	return err
+}

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	weirv1 "weir/proto/weir/v1"
+)
+
+type decideCommand struct {
+	remote
+	Domain      string   `required:"" help:"Domain of the policy."`
+	Descriptors []string `name:"descriptor" short:"d" required:"" sep:"none" placeholder:"KEY=VALUE,…" help:"A descriptor: entries, separated by commas. Repeat it for several."`
+	Hits        *uint64  `placeholder:"N" help:"What the request costs (1); 0 asks without charging."`
+	Output      string   `short:"o" enum:"text,json" default:"text" help:"text or json (${default})."`
+}
+
+// Help is shown by weir decide --help.
+func (c *decideCommand) Help() string {
+	return `Example: weir decide --domain inference -d account=alice -d pool=images -o json
+
+A lease that is granted holds its slots until weir release, or until it expires.`
+}
+
+// Run asks once and prints the answer.
+func (c *decideCommand) Run(con console) error {
+	m := &weirv1.AcquireRequest{Domain: c.Domain, Hits: c.Hits}
+	for _, text := range c.Descriptors {
+		d := &weirv1.Descriptor{}
+		for _, entry := range strings.Split(text, ",") {
+			key, value, ok := strings.Cut(entry, "=")
+			if !ok || key == "" {
+				return fmt.Errorf("-d %q: %q is not key=value; example: -d account=alice,plan=trial", text, entry)
+			}
+			d.Entries = append(d.Entries, &weirv1.Entry{Key: key, Value: value})
+		}
+		m.Descriptors = append(m.Descriptors, d)
+	}
+	var answer *weirv1.AcquireResponse
+	err := c.call(con.ctx, func(ctx context.Context, client weirv1.LeaseServiceClient) (err error) {
+		answer, err = client.Acquire(ctx, m)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	a := readAnswer(answer)
+	if c.Output == "json" {
+		out := json.NewEncoder(con.stdout)
+		out.SetIndent("", "  ")
+		err = out.Encode(a)
+	} else {
+		err = a.print(con.stdout)
+	}
+	if err == nil && !a.Admitted {
+		return exit(exitNo)
+	}
+	return err
+}
+
+// answer is what decide prints.
+type answer struct {
+	Admitted     bool         `json:"admitted"`
+	LeaseID      string       `json:"lease_id,omitempty"`
+	LeaseTTL     int64        `json:"lease_ttl_ms,omitempty"`
+	RejectClass  string       `json:"reject_class,omitempty"` // lane or pool
+	Reason       string       `json:"reason,omitempty"`
+	Limit        string       `json:"limit,omitempty"` // that Reason is about
+	RetryAfter   int64        `json:"retry_after_ms,omitempty"`
+	Estimated    bool         `json:"estimated,omitempty"`
+	Retryable    *bool        `json:"retryable,omitempty"` // of a refusal
+	Bypass       string       `json:"bypass,omitempty"`
+	BypassReason string       `json:"bypass_reason,omitempty"`
+	Limits       []limitState `json:"limits"`
+}
+
+// limitState is one limit that the request met.
+type limitState struct {
+	Name       string `json:"name"`
+	Kind       string `json:"kind"`
+	Passed     bool   `json:"passed"`
+	Shadow     bool   `json:"shadow,omitempty"`
+	Remaining  uint64 `json:"remaining"`
+	Capacity   uint64 `json:"capacity"`
+	ResetAfter int64  `json:"reset_after_ms,omitempty"`
+}
+
+var kinds = map[weirv1.LimitKind]string{
+	weirv1.LimitKind_LIMIT_KIND_TOKEN_BUCKET: "token_bucket",
+	weirv1.LimitKind_LIMIT_KIND_WINDOW:       "rate_limit",
+	weirv1.LimitKind_LIMIT_KIND_CONCURRENCY:  "concurrency",
+}
+
+func readAnswer(m *weirv1.AcquireResponse) answer {
+	a := answer{
+		Admitted: m.GetAdmitted(),
+		LeaseID:  m.GetLease().GetId(),
+		LeaseTTL: m.GetLease().GetTtl().AsDuration().Milliseconds(),
+		Limits:   []limitState{},
+	}
+	if m.GetBypass() != weirv1.Bypass_BYPASS_UNSPECIFIED {
+		a.Bypass = strings.ToLower(strings.TrimPrefix(m.GetBypass().String(), "BYPASS_"))
+		a.BypassReason = m.GetBypassReason()
+	}
+	if v := m.GetVerdict(); !a.Admitted {
+		a.RejectClass = strings.ToLower(strings.TrimPrefix(v.GetClass().String(), "CLASS_"))
+		a.Reason, a.Limit, a.Estimated = v.GetReason(), v.GetLimit(), v.GetEstimated()
+		a.RetryAfter = v.GetRetryAfter().AsDuration().Milliseconds()
+		a.Retryable = &v.Retryable
+	}
+	for _, d := range m.GetStatuses() {
+		for _, l := range d.GetLimits() {
+			a.Limits = append(a.Limits, limitState{
+				Name: l.GetName(), Kind: kinds[l.GetKind()], Passed: l.GetPassed(), Shadow: l.GetShadow(),
+				Remaining: l.GetRemaining(), Capacity: l.GetCapacity(), ResetAfter: l.GetResetAfter().AsDuration().Milliseconds(),
+			})
+		}
+	}
+	return a
+}
+
+func (a answer) print(w io.Writer) error {
+	var b strings.Builder
+	switch {
+	case a.Admitted && a.Bypass != "":
+		fmt.Fprintf(&b, "admitted without the store (%s: %s)\n", a.Bypass, a.BypassReason)
+	case a.Admitted:
+		b.WriteString("admitted\n")
+	case a.Retryable != nil && *a.Retryable:
+		guess := ""
+		if a.Estimated {
+			guess = " (estimated)"
+		}
+		fmt.Fprintf(&b, "refused by %s: %s (%s), retry after %v%s\n", a.Limit, a.Reason, a.RejectClass, time.Duration(a.RetryAfter)*time.Millisecond, guess)
+	default:
+		fmt.Fprintf(&b, "refused by %s: %s (%s), it can never pass\n", a.Limit, a.Reason, a.RejectClass)
+	}
+	if a.LeaseID != "" {
+		fmt.Fprintf(&b, "lease %s for %v\n", a.LeaseID, time.Duration(a.LeaseTTL)*time.Millisecond)
+	}
+	for _, l := range a.Limits {
+		fmt.Fprintf(&b, "  %-12s %s: %d of %d left", l.Kind, l.Name, l.Remaining, l.Capacity)
+		if !l.Passed {
+			b.WriteString(", not enough")
+		}
+		if l.Shadow {
+			b.WriteString(" (shadow)")
+		}
+		b.WriteByte('\n')
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}

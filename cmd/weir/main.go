@@ -1,0 +1,89 @@
+// Package main is weir, the command: the service, and what asks it from a shell.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+// Exit codes. 1 is an answer of no: refused, or a policy file that is wrong.
+const (
+	exitOK    = 0
+	exitNo    = 1
+	exitError = 2
+)
+
+type command struct {
+	Serve   serveCommand   `cmd:"" help:"Run the service."`
+	Check   checkCommand   `cmd:"" help:"Read policy files, and print what was understood or all that is wrong."`
+	Decide  decideCommand  `cmd:"" help:"Ask a running service whether work may start. Exit 0: admitted, 1: refused, 2: error."`
+	Release releaseCommand `cmd:"" help:"End leases, and print what each was: RELEASED, NOT_HELD or EXPIRED."`
+	Version versionCommand `cmd:"" help:"Print the version."`
+}
+
+const description = `weir decides whether work may start: token buckets, windows and in-flight slots, in one atomic decision, for Envoy and other gRPC services.
+
+Try it: weir serve --policy examples/policy.yaml, and in another shell: weir decide --domain inference -d account=alice`
+
+// console is where a command reads its end from and writes to.
+type console struct {
+	ctx            context.Context
+	stdout, stderr io.Writer
+}
+
+// exit ends a command with a code and without a message.
+type exit int
+
+func (e exit) Error() string { return fmt.Sprintf("exit %d", int(e)) }
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// run is the whole command: it returns the exit code.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	var c command
+	exited := false
+	code := exitOK
+	parser, err := kong.New(&c,
+		kong.Name("weir"),
+		kong.Description(description),
+		kong.Writers(stdout, stderr),
+		kong.Exit(func(n int) { exited, code = true, n }), // after --help
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+	)
+	if err != nil {
+		panic(err) // the struct above is wrong
+	}
+	if len(args) == 0 {
+		args = []string{"--help"}
+	}
+	parsed, err := parser.Parse(args)
+	switch {
+	case exited:
+		return code
+	case err != nil:
+		_, _ = fmt.Fprintf(stderr, "weir: %v; see weir --help\n", err)
+		return exitError
+	}
+	err = parsed.Run(console{ctx: ctx, stdout: stdout, stderr: stderr})
+	var e exit
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.As(err, &e):
+		return int(e)
+	}
+	_, _ = fmt.Fprintf(stderr, "weir: %v\n", err)
+	return exitError
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"google.golang.org/grpc"
+
+	"weir/envoy"
+	"weir/policy"
+	"weir/server"
+	"weir/store"
+	"weir/store/memory"
+	"weir/store/redis"
+)
+
+type serveCommand struct {
+	Policy           []string      `required:"" env:"WEIR_POLICY" placeholder:"PATH" help:"Policy file, or folder of files (*.yaml, *.yml). Repeat it, or separate by commas. Required."`
+	Redis            string        `env:"WEIR_REDIS" placeholder:"URL" help:"Redis that all replicas share: redis://[user:password@]host:port[/db]. Without it the state is in this process."`
+	GRPCListen       string        `name:"grpc-listen" env:"WEIR_GRPC_LISTEN" default:":8081" placeholder:"ADDR" help:"Address of the gRPC services (${default})."`
+	HTTPListen       string        `name:"http-listen" env:"WEIR_HTTP_LISTEN" default:":8080" placeholder:"ADDR" help:"Address of /healthz and /metrics (${default})."`
+	AdminListen      string        `env:"WEIR_ADMIN_LISTEN" default:"127.0.0.1:6070" placeholder:"ADDR" help:"Address of /rlconfig and /debug/pprof/ (${default}); keep it private. Empty: none."`
+	StoreTimeout     time.Duration `env:"WEIR_STORE_TIMEOUT" default:"10ms" help:"How long a decision waits for Redis; below the 20ms that Envoy waits (${default})."`
+	FailureMode      string        `env:"WEIR_FAILURE_MODE" enum:"open" default:"open" help:"What happens when Redis does not answer: open admits, counted and flagged. (Only open in this version.)"`
+	Lenient          bool          `env:"WEIR_LENIENT" help:"Load, with a warning, what envoyproxy/ratelimit accepts by mistake."`
+	LeaseHeader      bool          `env:"WEIR_LEASE_HEADER" help:"Send the lease id to the upstream as x-weir-lease, so that it can release."`
+	RateLimitHeaders bool          `name:"ratelimit-headers" env:"WEIR_RATELIMIT_HEADERS" help:"Send the RateLimit and RateLimit-Policy headers (IETF draft) to clients."`
+	DrainTimeout     time.Duration `env:"WEIR_DRAIN_TIMEOUT" default:"10s" help:"How long a stop waits for requests under way (${default})."`
+	LogLevel         slog.Level    `env:"WEIR_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"debug, info, warn or error (${default})."`
+}
+
+// Help is shown by weir serve --help.
+func (c *serveCommand) Help() string {
+	return `Each flag can also be set in the environment: --store-timeout as WEIR_STORE_TIMEOUT. The service stops on SIGTERM or SIGINT: it says that it is not ready, finishes what is under way, and exits with 0.`
+}
+
+// Run runs the service until its context ends.
+func (c *serveCommand) Run(con console) error {
+	log := slog.New(slog.NewTextHandler(con.stderr, &slog.HandlerOptions{Level: c.LogLevel}))
+	set, err := policy.Load(c.Policy, policy.Options{Lenient: c.Lenient})
+	if err != nil {
+		return fmt.Errorf("the policies cannot be used:\n%w", err)
+	}
+	for _, warning := range set.Warnings() {
+		log.WarnContext(con.ctx, "policy", "warning", warning)
+	}
+	st, err := c.store()
+	if err != nil {
+		return err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
+	srv := server.New(server.Options{
+		Store:        st,
+		StoreTimeout: c.StoreTimeout,
+		Logger:       log,
+		Registerer:   registry,
+		Encode:       envoy.Options{LeaseHeader: c.LeaseHeader, RateLimitHeaders: c.RateLimitHeaders},
+	})
+	srv.SetPolicy(set)
+
+	l, err := c.listen(con.ctx)
+	if err != nil {
+		return errors.Join(err, st.Close())
+	}
+	err = c.serve(con.ctx, srv, l, registry, log)
+	srv.Close()
+	return errors.Join(err, st.Close())
+}
+
+func (c *serveCommand) store() (store.Store, error) {
+	if c.Redis == "" {
+		return memory.New(memory.Options{}), nil
+	}
+	s, err := redis.Open(redis.Options{URL: c.Redis})
+	if err != nil {
+		return nil, fmt.Errorf("--redis: %w", err)
+	}
+	return s, nil
+}
+
+// listeners are the sockets of the service; admin may be nil.
+type listeners struct{ grpc, http, admin net.Listener }
+
+func (c *serveCommand) listen(ctx context.Context) (l listeners, err error) {
+	defer func() {
+		if err != nil {
+			for _, open := range []net.Listener{l.grpc, l.http, l.admin} {
+				if open != nil {
+					_ = open.Close()
+				}
+			}
+		}
+	}()
+	if l.grpc, err = listen(ctx, "--grpc-listen", c.GRPCListen); err != nil {
+		return l, err
+	}
+	if l.http, err = listen(ctx, "--http-listen", c.HTTPListen); err != nil {
+		return l, err
+	}
+	if c.AdminListen != "" {
+		l.admin, err = listen(ctx, "--admin-listen", c.AdminListen)
+	}
+	return l, err
+}
+
+func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
+	var config net.ListenConfig
+	l, err := config.Listen(ctx, "tcp", addr)
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s is in use; stop what listens there, or choose another address with %s", addr, flag)
+	case err != nil:
+		return nil, fmt.Errorf("%s %s: %w", flag, addr, err)
+	}
+	return l, nil
+}
+
+// serve answers until ctx ends or a listener fails, then stops in order: not
+// ready, no new requests, those under way finished, within DrainTimeout.
+func (c *serveCommand) serve(ctx context.Context, srv *server.Server, l listeners, registry *prometheus.Registry, log *slog.Logger) error {
+	g := srv.GRPC()
+	pages := &http.Server{Handler: srv.HTTP(registry), ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 64 << 10}
+	admin := &http.Server{Handler: srv.Admin(), ReadTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10}
+
+	watch, unwatch := context.WithCancel(ctx)
+	var work sync.WaitGroup
+	failed := make(chan error, 3)
+	work.Go(func() { srv.Run(watch) })
+	work.Go(func() { failed <- g.Serve(l.grpc) })
+	work.Go(func() { failed <- pages.Serve(l.http) })
+	addresses := []any{"grpc", l.grpc.Addr().String(), "http", l.http.Addr().String()}
+	if l.admin != nil {
+		work.Go(func() { failed <- admin.Serve(l.admin) })
+		addresses = append(addresses, "admin", l.admin.Addr().String())
+	}
+	log.InfoContext(ctx, "listening", append(addresses, "version", versionText())...)
+
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+	}
+	log.InfoContext(ctx, "stopping", "drain_timeout", c.DrainTimeout)
+	srv.Drain()
+	stopGRPC(g, c.DrainTimeout)
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = pages.Shutdown(stop) // what is left is cut off
+	_ = admin.Shutdown(stop)
+	unwatch()
+	work.Wait()
+	log.InfoContext(ctx, "stopped")
+	return err
+}
+
+// stopGRPC finishes the requests under way, and cuts off what is left when the
+// time is up.
+func stopGRPC(g *grpc.Server, within time.Duration) {
+	timer := time.AfterFunc(within, g.Stop)
+	defer timer.Stop()
+	g.GracefulStop()
+}

@@ -1,0 +1,255 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"weir/envoy"
+	"weir/limit"
+	"weir/policy"
+	weirv1 "weir/proto/weir/v1"
+)
+
+const (
+	maxLeases  = 1000 // of one Release or Renew
+	atOnce     = 32   // of them at the store
+	renewalsIn = 3    // a holder should renew after a third of its lease's life
+)
+
+// leases is weir's LeaseService.
+type leases struct {
+	weirv1.UnimplementedLeaseServiceServer
+	*Server
+}
+
+// Acquire decides whether work may start, as ShouldRateLimit does, and tells it
+// in full.
+func (s leases) Acquire(ctx context.Context, m *weirv1.AcquireRequest) (*weirv1.AcquireResponse, error) {
+	set := s.policies.Load()
+	if set == nil {
+		return nil, toStatus(errNoPolicy)
+	}
+	if m.GetOperationId() != "" {
+		return nil, status.Error(codes.Unimplemented, "operation_id is not supported by this version; leave it out")
+	}
+	r, err := request(m)
+	if err != nil {
+		return nil, toStatus(err)
+	}
+	match := set.Match(r)
+	s.countMisuse(set, r, match)
+	d, v := s.decide(ctx, set, r.Domain, match.Checks)
+	return acquired(match, d, v), nil
+}
+
+// request reads what an Acquire asks for.
+func request(m *weirv1.AcquireRequest) (policy.Request, error) {
+	switch n := len(m.GetDescriptors()); {
+	case m.GetDomain() == "":
+		return policy.Request{}, badRequest("domain is empty; set it to the domain of a policy")
+	case len(m.GetDomain()) > envoy.MaxDomain:
+		return policy.Request{}, badRequest(fmt.Sprintf("domain has %d bytes, at most %d are allowed", len(m.GetDomain()), envoy.MaxDomain))
+	case n == 0:
+		return policy.Request{}, badRequest("no descriptors; send at least one")
+	case n > envoy.MaxDescriptors:
+		return policy.Request{}, badRequest(fmt.Sprintf("%d descriptors, at most %d are allowed", n, envoy.MaxDescriptors))
+	}
+	r := policy.Request{Domain: m.GetDomain(), Descriptors: make([]policy.Descriptor, len(m.GetDescriptors()))}
+	for i, d := range m.GetDescriptors() {
+		if n := len(d.GetEntries()); n == 0 || n > envoy.MaxEntries {
+			return policy.Request{}, badRequest(fmt.Sprintf("descriptor %d has %d entries, 1 to %d are allowed", i, n, envoy.MaxEntries))
+		}
+		out := &r.Descriptors[i]
+		out.Negative = d.GetRefund()
+		switch {
+		case d.Hits != nil:
+			out.Hits, out.HasHits = d.GetHits(), true
+		case m.Hits != nil: // 0 asks without charging, other than in Envoy's protocol
+			out.Hits, out.HasHits = m.GetHits(), true
+		}
+		for _, e := range d.GetEntries() {
+			if e.GetKey() == "" {
+				return policy.Request{}, badRequest(fmt.Sprintf("descriptor %d has an entry without a key", i))
+			}
+			if !strings.HasPrefix(e.GetKey(), limit.ReservedPrefix) {
+				out.Entries = append(out.Entries, limit.Entry{Key: e.GetKey(), Value: e.GetValue()})
+			}
+		}
+	}
+	return r, nil
+}
+
+// acquired tells a decision in LeaseService's words.
+func acquired(m policy.Match, d limit.Decision, v limit.Verdict) *weirv1.AcquireResponse {
+	r := &weirv1.AcquireResponse{Admitted: d.Admitted, Verdict: verdict(v)}
+	if d.Lease != "" {
+		r.Lease = &weirv1.Lease{Id: string(d.Lease), Ttl: durationpb.New(d.TTL), RenewAfter: durationpb.New(d.TTL / renewalsIn)}
+	}
+	if d.Bypass == limit.BypassOpen {
+		r.Bypass, r.BypassReason = weirv1.Bypass_BYPASS_OPEN, d.BypassReason
+	}
+	for _, met := range m.Descriptors {
+		s := &weirv1.DescriptorStatus{Unlimited: met.Unlimited}
+		for _, i := range met.Checks {
+			if d.Bypass == limit.NoBypass {
+				s.Limits = append(s.Limits, limitStatus(m.Checks[i], d.Results[i]))
+			}
+		}
+		r.Statuses = append(r.Statuses, s)
+	}
+	return r
+}
+
+func limitStatus(c limit.Check, r limit.Result) *weirv1.LimitStatus {
+	s := &weirv1.LimitStatus{Name: c.Name, Remaining: uint64(r.Remaining), Passed: r.Passed, Shadow: c.Shadow}
+	switch l := c.Limit.(type) {
+	case limit.TokenBucket:
+		s.Kind, s.Capacity = weirv1.LimitKind_LIMIT_KIND_TOKEN_BUCKET, uint64(l.Capacity)
+		s.ResetAfter = durationpb.New(r.ResetAfter)
+	case limit.Window:
+		s.Kind, s.Capacity = weirv1.LimitKind_LIMIT_KIND_WINDOW, uint64(l.Max)
+		s.ResetAfter = durationpb.New(r.ResetAfter)
+	case limit.Concurrency:
+		s.Kind, s.Capacity = weirv1.LimitKind_LIMIT_KIND_CONCURRENCY, uint64(l.Max)
+	}
+	return s
+}
+
+func verdict(v limit.Verdict) *weirv1.Verdict {
+	out := &weirv1.Verdict{Violations: violations(v.Violations), Shadowed: violations(v.Shadowed)}
+	if v.Admitted {
+		return out
+	}
+	out.Class, out.Reason, out.Limit = class(v.Class), string(v.Reason), v.Limit
+	out.Estimated, out.Retryable = v.Estimated, v.Retryable
+	if v.Retryable {
+		out.RetryAfter = durationpb.New(v.RetryAfter)
+	}
+	return out
+}
+
+func violations(vs []limit.Violation) []*weirv1.Violation {
+	var out []*weirv1.Violation
+	for _, v := range vs {
+		w := &weirv1.Violation{Limit: v.Limit, Class: class(v.Class), Reason: string(v.Reason), Estimated: v.Estimated, Retryable: v.Retryable}
+		if v.Retryable {
+			w.RetryAfter = durationpb.New(v.RetryAfter)
+		}
+		out = append(out, w)
+	}
+	return out
+}
+
+func class(c limit.Class) weirv1.Class {
+	if c == limit.Pool {
+		return weirv1.Class_CLASS_POOL
+	}
+	return weirv1.Class_CLASS_LANE
+}
+
+// Release ends leases. It finishes even if the caller has gone.
+func (s leases) Release(ctx context.Context, m *weirv1.ReleaseRequest) (*weirv1.ReleaseResponse, error) {
+	if err := checkCount(len(m.GetLeaseIds())); err != nil {
+		return nil, toStatus(err)
+	}
+	r := &weirv1.ReleaseResponse{Results: make([]*weirv1.ReleaseResult, len(m.GetLeaseIds()))}
+	each(m.GetLeaseIds(), func(i int, id string) {
+		r.Results[i] = &weirv1.ReleaseResult{Status: s.releaseOne(ctx, id)}
+	})
+	return r, nil
+}
+
+func (s leases) releaseOne(ctx context.Context, text string) weirv1.ReleaseStatus {
+	id, err := limit.ParseLeaseID(text)
+	if err != nil {
+		return weirv1.ReleaseStatus_RELEASE_STATUS_NOT_HELD // no lease has such an id
+	}
+	result, err := s.release(ctx, id)
+	if err != nil {
+		return weirv1.ReleaseStatus_RELEASE_STATUS_UNAVAILABLE
+	}
+	switch result {
+	case limit.Released:
+		return weirv1.ReleaseStatus_RELEASE_STATUS_RELEASED
+	case limit.Expired:
+		return weirv1.ReleaseStatus_RELEASE_STATUS_EXPIRED
+	case limit.NotHeld:
+	}
+	return weirv1.ReleaseStatus_RELEASE_STATUS_NOT_HELD
+}
+
+// Renew extends leases that are held.
+func (s leases) Renew(ctx context.Context, m *weirv1.RenewRequest) (*weirv1.RenewResponse, error) {
+	if err := checkCount(len(m.GetLeaseIds())); err != nil {
+		return nil, toStatus(err)
+	}
+	r := &weirv1.RenewResponse{Results: make([]*weirv1.RenewResult, len(m.GetLeaseIds()))}
+	each(m.GetLeaseIds(), func(i int, id string) { r.Results[i] = s.renewOne(ctx, id) })
+	return r, nil
+}
+
+func (s leases) renewOne(ctx context.Context, text string) *weirv1.RenewResult {
+	id, err := limit.ParseLeaseID(text)
+	if err != nil { // no lease has such an id
+		return &weirv1.RenewResult{Status: weirv1.RenewStatus_RENEW_STATUS_LOST}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
+	defer cancel()
+	start := time.Now()
+	n, err := s.store.Renew(ctx, id)
+	s.observe(ctx, "renew", start, err)
+	switch {
+	case err != nil:
+		return &weirv1.RenewResult{Status: weirv1.RenewStatus_RENEW_STATUS_UNAVAILABLE}
+	case !n.Renewed:
+		return &weirv1.RenewResult{Status: weirv1.RenewStatus_RENEW_STATUS_LOST}
+	}
+	return &weirv1.RenewResult{
+		Status: weirv1.RenewStatus_RENEW_STATUS_RENEWED, Ttl: durationpb.New(n.TTL), RenewAfter: durationpb.New(n.TTL / renewalsIn),
+	}
+}
+
+// Inspect is not there yet.
+func (s leases) Inspect(context.Context, *weirv1.InspectRequest) (*weirv1.InspectResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "Inspect is not supported by this version")
+}
+
+// checkCount bounds a batch of leases.
+func checkCount(n int) error {
+	switch {
+	case n == 0:
+		return badRequest("no lease ids; send at least one")
+	case n > maxLeases:
+		return badRequest(fmt.Sprintf("%d lease ids, at most %d may come in one call; send several calls", n, maxLeases))
+	}
+	return nil
+}
+
+// each calls f for every id, a bounded number at once, and waits for all.
+func each(ids []string, f func(i int, id string)) {
+	if len(ids) == 1 {
+		f(0, ids[0])
+		return
+	}
+	var work sync.WaitGroup
+	next := make(chan int)
+	for range min(atOnce, len(ids)) {
+		work.Go(func() {
+			for i := range next {
+				f(i, ids[i])
+			}
+		})
+	}
+	for i := range ids {
+		next <- i
+	}
+	close(next)
+	work.Wait()
+}

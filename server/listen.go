@@ -1,0 +1,64 @@
+package server
+
+import (
+	"context"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+
+	weirv1 "weir/proto/weir/v1"
+)
+
+// What one client may take.
+const (
+	maxMessage           = 4 << 20 // bytes; more is RESOURCE_EXHAUSTED
+	maxConcurrentStreams = 10_000  // a connection
+	maxHeaderBytes       = 64 << 10
+)
+
+// GRPC returns a gRPC server with all of weir's services.
+func (s *Server) GRPC() *grpc.Server {
+	g := grpc.NewServer(
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.MaxConcurrentStreams(maxConcurrentStreams),
+		grpc.MaxHeaderListSize(maxHeaderBytes),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.WaitForHandlers(true),
+		grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),
+	)
+	services := tolerant{g}
+	rls.RegisterRateLimitServiceServer(services, rateLimit{Server: s})
+	weirv1.RegisterLeaseServiceServer(services, leases{Server: s})
+	healthpb.RegisterHealthServer(g, s.health)
+	reflection.Register(g)
+	return g
+}
+
+// recovered answers a request whose handler panicked: a bug, which must not take
+// the other requests with it.
+func (s *Server) recovered(ctx context.Context, p any) error {
+	s.log.ErrorContext(ctx, "bug: a handler panicked", "panic", p, "stack", string(debug.Stack()))
+	return status.Error(codes.Internal, "weir failed on this request; its log says how")
+}
+
+// HTTP returns the pages: /healthz (and /healthcheck, as envoyproxy/ratelimit
+// has it) and /metrics.
+func (s *Server) HTTP(g prometheus.Gatherer) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", s.healthz)
+	mux.HandleFunc("GET /healthcheck", s.healthz)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
+	return mux
+}

@@ -1,0 +1,154 @@
+package server
+
+import (
+	"context"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"weir/limit"
+	"weir/policy"
+)
+
+// metrics are the counters of a server. Their labels come from configuration and
+// from fixed words, never from requests.
+type metrics struct {
+	decisions    *prometheus.CounterVec   // domain, verdict
+	checks       *prometheus.CounterVec   // domain, limit, kind, result
+	bypassed     *prometheus.CounterVec   // domain, limit, mode, reason
+	storeSeconds *prometheus.HistogramVec // op
+	storeErrors  *prometheus.CounterVec   // op, reason
+	granted      *prometheus.CounterVec   // domain
+	released     *prometheus.CounterVec   // domain, result
+	expired      *prometheus.CounterVec   // domain
+	givenBack    *prometheus.CounterVec   // domain
+	misuse       *prometheus.CounterVec   // domain, reason
+}
+
+func newMetrics(r prometheus.Registerer, s *Server) *metrics {
+	f := promauto.With(r)
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return f.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	m := &metrics{
+		decisions: counter("weir_decisions_total",
+			"Requests decided, by verdict: admitted or refused. Bypassed ones count too.", "domain", "verdict"),
+		checks: counter("weir_checks_total",
+			"Limits asked, by result: passed, refused (it refused the request), over (it did not pass, and the request was not refused for it), shadow_refused (it would have refused).",
+			"domain", "limit", "kind", "result"),
+		bypassed: counter("weir_bypassed_total",
+			"Limits that were decided without the store, by what was done instead and why. Above zero means that limits were not enforced.", "domain", "limit", "mode", "reason"),
+		storeSeconds: f.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "weir_store_duration_seconds",
+			Help:    "How long calls of the store took, those that failed included.",
+			Buckets: []float64{.0001, .00025, .0005, .001, .002, .004, .006, .008, .01, .015, .02, .05, .1, 1},
+		}, []string{"op"}),
+		storeErrors: counter("weir_store_errors_total", "Calls of the store that failed.", "op", "reason"),
+		granted:     counter("weir_leases_granted_total", "Leases granted by this replica.", "domain"),
+		released:    counter("weir_leases_released_total", "Releases that this replica answered, by result: RELEASED, NOT_HELD, EXPIRED.", "domain", "result"),
+		expired:     counter("weir_leases_expired_total", "Leases that ended by expiry: nobody released them. Each is counted by one replica.", "domain"),
+		givenBack:   counter("weir_leases_given_back_total", "Leases whose caller had gone before it was told, and that were released for it.", "domain"),
+		misuse:      counter("weir_misuse_total", "Requests that ask for what weir does not do: negative_hits_on_concurrency frees no slot.", "domain", "reason"),
+	}
+	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_store_up", Help: "1 if the last call of the store succeeded."},
+		func() float64 { return number(s.storeFound.Load() && !s.storeAway.Load()) })
+	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_ready", Help: "1 if this replica says that it is ready."},
+		func() float64 { return number(s.ready()) })
+	r.MustRegister(held{s})
+	return m
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// decided counts a decision.
+func (m *metrics) decided(domain string, checks []limit.Check, d limit.Decision, v limit.Verdict) {
+	verdict := "admitted"
+	if !d.Admitted {
+		verdict = "refused"
+	}
+	m.decisions.WithLabelValues(domain, verdict).Inc()
+	if d.Lease != "" {
+		m.granted.WithLabelValues(domain).Inc()
+	}
+	if d.Expired > 0 {
+		m.expired.WithLabelValues(domain).Add(float64(d.Expired))
+	}
+	for i, c := range checks {
+		if d.Bypass != limit.NoBypass {
+			m.bypassed.WithLabelValues(domain, c.Name, d.Bypass.String(), d.BypassReason).Inc()
+			continue
+		}
+		result := "passed"
+		switch {
+		case d.Results[i].Passed:
+		case c.Shadow && d.Admitted:
+			result = "shadow_refused"
+		case !c.Shadow && !d.Admitted && v.Refuses(c):
+			result = "refused"
+		default:
+			result = "over"
+		}
+		m.checks.WithLabelValues(domain, c.Name, kind(c.Limit), result).Inc()
+	}
+}
+
+// kind is the key of a limit in policy files.
+func kind(l limit.Limit) string {
+	switch l.(type) {
+	case limit.TokenBucket:
+		return "token_bucket"
+	case limit.Window:
+		return "rate_limit"
+	case limit.Concurrency:
+		return "concurrency"
+	}
+	return ""
+}
+
+// countMisuse counts descriptors that hand back slots anonymously: it could be
+// anybody's slot, so none is freed.
+func (s *Server) countMisuse(set *policy.Set, r policy.Request, m policy.Match) {
+	for i, d := range r.Descriptors {
+		if !d.Negative {
+			continue
+		}
+		for _, j := range m.Descriptors[i].Checks {
+			if _, ok := m.Checks[j].Limit.(limit.Concurrency); ok {
+				s.metrics.misuse.WithLabelValues(label(set, r.Domain), "negative_hits_on_concurrency").Inc()
+				break
+			}
+		}
+	}
+}
+
+// held collects the leases that are held now, which the store counts over all
+// replicas. A domain that the store does not count has no value.
+type held struct{ *Server }
+
+var heldDesc = prometheus.NewDesc("weir_leases_held", "Leases held now, over all replicas of this store.", []string{"domain"}, nil)
+
+// Describe implements [prometheus.Collector].
+func (h held) Describe(c chan<- *prometheus.Desc) { c <- heldDesc }
+
+// Collect implements [prometheus.Collector].
+func (h held) Collect(c chan<- prometheus.Metric) {
+	set := h.policies.Load()
+	if set == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), detachedTimeout)
+	defer cancel()
+	for _, domain := range set.Domains() {
+		n, err := h.store.Held(ctx, domain)
+		if err != nil {
+			h.metrics.storeErrors.WithLabelValues("held", reason(err)).Inc()
+			return // the store is away: the next would wait as long
+		}
+		c <- prometheus.MustNewConstMetric(heldDesc, prometheus.GaugeValue, float64(n), domain)
+	}
+}

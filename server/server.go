@@ -1,0 +1,219 @@
+// Package server answers weir's RPCs and HTTP pages: it is where a decision is
+// asked for, counted and told, and where it is said what happens when the store
+// is away.
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/health"
+
+	"weir/envoy"
+	"weir/limit"
+	"weir/policy"
+	"weir/store"
+)
+
+// detachedTimeout bounds work that outlives its caller: releases, and the giving
+// back of what nobody waits for.
+const detachedTimeout = time.Second
+
+// Options configure a server. Store, Logger and Registerer are required.
+type Options struct {
+	Store store.Store
+	// StoreTimeout bounds each call of the store; 0 means 10 ms. It should be
+	// below the time that Envoy waits (20 ms by default).
+	StoreTimeout time.Duration
+	Logger       *slog.Logger
+	Registerer   prometheus.Registerer
+	// Encode says what goes into the answers of ShouldRateLimit.
+	Encode envoy.Options
+}
+
+// Server decides requests by the current policies and the store. Use [New].
+type Server struct {
+	store        store.Store
+	storeTimeout time.Duration
+	log          *slog.Logger
+	encode       envoy.Options
+	metrics      *metrics
+	holds        *holds
+	health       *health.Server
+
+	policies atomic.Pointer[policy.Set] // nil until the first are loaded
+
+	storeAway  atomic.Bool // its last answer was an error
+	storeFound atomic.Bool // it has answered once
+	draining   atomic.Bool
+
+	detached sync.WaitGroup // calls that outlive their callers
+}
+
+// New returns a server without policies: it answers UNAVAILABLE until
+// [Server.SetPolicy].
+func New(o Options) *Server {
+	s := &Server{
+		store:        o.Store,
+		storeTimeout: o.StoreTimeout,
+		log:          o.Logger,
+		encode:       o.Encode,
+		holds:        newHolds(),
+		health:       health.NewServer(),
+	}
+	if s.storeTimeout == 0 {
+		s.storeTimeout = 10 * time.Millisecond
+	}
+	s.metrics = newMetrics(o.Registerer, s)
+	s.reportHealth()
+	return s
+}
+
+// SetPolicy makes requests that come from now on use set. Those under way keep
+// the one that they started with.
+func (s *Server) SetPolicy(set *policy.Set) {
+	s.policies.Store(set)
+	s.reportHealth()
+}
+
+// decide asks the store for all checks at once, counts what it decided, and
+// judges. It never fails: without an answer the request is admitted, counted and
+// flagged.
+func (s *Server) decide(ctx context.Context, set *policy.Set, domain string, checks []limit.Check) (limit.Decision, limit.Verdict) {
+	r := limit.Request{Domain: domain, Checks: checks}
+	if limit.NeedsLease(checks) {
+		var random [16]byte
+		_, _ = rand.Read(random[:]) // it never fails
+		r.Lease = limit.NewLeaseID(domain, random)
+	}
+	d := limit.Decision{Admitted: true}
+	if len(checks) > 0 {
+		d = s.ask(ctx, r)
+	}
+	v := limit.Judge(checks, d, func(c limit.Check) time.Duration { return s.holds.estimate(domain, c) })
+	s.metrics.decided(label(set, domain), checks, d, v)
+	if d.Lease != "" && ctx.Err() != nil {
+		// The caller has gone: nobody will release what it was granted.
+		s.metrics.givenBack.WithLabelValues(label(set, domain)).Inc()
+		s.detached.Go(func() { _, _ = s.release(ctx, d.Lease) }) // if it fails, the lease expires
+	}
+	return d, v
+}
+
+// ask calls the store. The call does not end with the caller: its answer says
+// whether there is a lease to give back.
+func (s *Server) ask(ctx context.Context, r limit.Request) limit.Decision {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.storeTimeout)
+	defer cancel()
+	start := time.Now()
+	d, err := s.store.Decide(ctx, r)
+	s.observe(ctx, "decide", start, err)
+	if err != nil {
+		return limit.FailOpen(r, reason(err))
+	}
+	return d
+}
+
+// release ends a lease within a second, whatever becomes of the caller, and
+// counts what it found.
+func (s *Server) release(ctx context.Context, id limit.LeaseID) (limit.ReleaseResult, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
+	defer cancel()
+	start := time.Now()
+	r, err := s.store.Release(ctx, id)
+	s.observe(ctx, "release", start, err)
+	if err != nil {
+		return 0, err
+	}
+	domain := id.Domain()
+	for _, name := range r.Limits {
+		s.holds.add(domain, name, r.HeldFor)
+	}
+	s.metrics.released.WithLabelValues(label(s.policies.Load(), domain), r.Result.String()).Inc()
+	return r.Result, nil
+}
+
+// observe counts a call of the store, and logs when the store goes and when it
+// comes back: not each call between.
+func (s *Server) observe(ctx context.Context, op string, start time.Time, err error) {
+	s.metrics.storeSeconds.WithLabelValues(op).Observe(time.Since(start).Seconds())
+	if err != nil {
+		s.metrics.storeErrors.WithLabelValues(op, reason(err)).Inc()
+		if s.storeAway.CompareAndSwap(false, true) {
+			s.log.ErrorContext(ctx, "store failed: decisions are bypassed until it answers", "op", op, "err", err)
+			s.reportHealth()
+		}
+		return
+	}
+	found := s.storeFound.CompareAndSwap(false, true)
+	if s.storeAway.Load() && s.storeAway.CompareAndSwap(true, false) || found {
+		s.log.InfoContext(ctx, "store answers")
+		s.reportHealth()
+	}
+}
+
+// Run looks after the store until ctx ends: while it is away, whether it has come
+// back. It returns when ctx has ended.
+func (s *Server) Run(ctx context.Context) {
+	const seldom, often = time.Second, 100 * time.Millisecond
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-timer.C:
+		}
+		ping, cancel := context.WithTimeout(ctx, detachedTimeout)
+		start := time.Now()
+		if err := s.store.Ping(ping); ctx.Err() == nil {
+			s.observe(ctx, "ping", start, err)
+		}
+		cancel()
+		if s.storeAway.Load() {
+			timer.Reset(often)
+		} else {
+			timer.Reset(seldom)
+		}
+	}
+}
+
+// Drain makes the server say that it is not ready, so that no new callers come.
+// It goes on answering.
+func (s *Server) Drain() {
+	s.draining.Store(true)
+	s.reportHealth()
+}
+
+// Close waits for calls that outlived their callers, at most about a second. No
+// request may come any more.
+func (s *Server) Close() { s.detached.Wait() }
+
+// reason is the word of metrics and metadata for a store's error.
+func reason(err error) string {
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return "store_timeout"
+	case errors.Is(err, store.ErrUnavailable):
+		return "store_unavailable"
+	}
+	return "store_error"
+}
+
+// label is the domain in metrics: labels come from configuration only.
+func label(set *policy.Set, domain string) string {
+	if set != nil && set.Has(domain) {
+		return domain
+	}
+	return "unknown"
+}
+
+// errNoPolicy is the answer before the first policies are loaded.
+var errNoPolicy = fmt.Errorf("no policy is loaded yet")
