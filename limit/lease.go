@@ -48,14 +48,6 @@ func ParseLeaseID(s string) (LeaseID, error) {
 	return LeaseID(s), nil
 }
 
-// In reports whether the lease belongs to domain.
-func (id LeaseID) In(domain string) bool {
-	var b strings.Builder
-	escape(&b, domain, len(domain))
-	_, d := id.split()
-	return d == b.String()
-}
-
 // Domain is the domain that the lease belongs to.
 func (id LeaseID) Domain() string {
 	_, d := id.split()

@@ -7,6 +7,7 @@ import (
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 
 	"weir/envoy"
+	"weir/limit"
 )
 
 // rateLimit is Envoy's RateLimitService.
@@ -30,6 +31,10 @@ func (s rateLimit) ShouldRateLimit(ctx context.Context, m *rls.RateLimitRequest)
 		return nil, toStatus(badRequest(err.Error()))
 	}
 	for _, r := range ask.Releases {
+		if r.Lease.Domain() != m.GetDomain() {
+			s.metrics.released.WithLabelValues(label(set, m.GetDomain()), limit.NotHeld.String()).Inc()
+			continue // another domain's lease is not held in this one
+		}
 		// A release never fails open: UNAVAILABLE, so that Envoy tries again.
 		if _, err := s.release(ctx, r.Lease); err != nil {
 			return nil, toStatus(err)

@@ -1,10 +1,12 @@
 package redis_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -80,4 +82,23 @@ func dump(t *testing.T, client *goredis.Client, now int64) string {
 		}
 	}
 	return b.String()
+}
+
+func contextFor(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(t.Context(), d)
+}
+
+// eventually asks again and again until ok.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	end := time.After(storetest.Deadline)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-end:
+			t.Fatalf("not in time: %s", what)
+		}
+	}
 }

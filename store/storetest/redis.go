@@ -53,20 +53,22 @@ type Redis struct {
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when cmd has ended
 	bin    string
+	flags  []string
 	dir    string
 	tcp    string // host:port, if it listens there
 	log    bytes.Buffer
 }
 
 // StartRedis starts a server that keeps nothing on disk and listens on a socket
-// in a folder of its own. It ends with the test.
-func StartRedis(t testing.TB, bin string) *Redis {
+// in a folder of its own, with further flags of redis-server. It ends with the
+// test.
+func StartRedis(t testing.TB, bin string, flags ...string) *Redis {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "weir") //nolint:usetesting // short: the path of a socket has a bound
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &Redis{bin: bin, dir: dir, URL: "unix://" + filepath.Join(dir, "s")}
+	r := &Redis{bin: bin, flags: flags, dir: dir, URL: "unix://" + filepath.Join(dir, "s")}
 	r.Start(t)
 	t.Cleanup(func() {
 		r.Kill()
@@ -115,8 +117,11 @@ func (r *Redis) start() error {
 	if r.tcp != "" {
 		_, port, _ = strings.Cut(r.tcp, ":")
 	}
-	cmd := exec.Command(r.bin, "--port", port, "--bind", "127.0.0.1", "--unixsocket", socket,
-		"--save", "", "--appendonly", "no", "--dir", r.dir, "--daemonize", "no")
+	args := append([]string{
+		"--port", port, "--bind", "127.0.0.1", "--unixsocket", socket,
+		"--save", "", "--appendonly", "no", "--dir", r.dir, "--daemonize", "no",
+	}, r.flags...)
+	cmd := exec.Command(r.bin, args...)
 	cmd.Stdout, cmd.Stderr = &r.log, &r.log
 	if err := cmd.Start(); err != nil {
 		return err

@@ -1,0 +1,103 @@
+package limit_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"weir/limit"
+)
+
+func TestKey(t *testing.T) {
+	long := strings.Repeat("x", 65)
+	bucket := limit.TokenBucket{Capacity: 1, Scale: 1, Refill: 1}
+	day := limit.Window{Max: 1, Unit: limit.Day, Multiplier: 1}
+	week := limit.Window{Max: 1, Unit: limit.Day, Multiplier: 7}
+	lane := limit.Concurrency{Max: 1, Lease: time.Second}
+	for _, tt := range []struct {
+		domain  string
+		l       limit.Limit
+		subject []limit.Entry
+		want    string
+	}{
+		{"inference", bucket, []limit.Entry{{Key: "account", Value: "alice"}}, "weir:{inference}:b:account=alice"},
+		{"inference", day, []limit.Entry{{Key: "account", Value: "alice"}, {Key: "plan", Value: "trial"}}, "weir:{inference}:w:day:account=alice,plan=trial"},
+		{"inference", week, []limit.Entry{{Key: "a", Value: ""}}, "weir:{inference}:w:day*7:a="},
+		{"inference", lane, []limit.Entry{{Key: "pool", Value: "images"}}, "weir:{inference}:c:pool=images"},
+		{"a}b{c:d", bucket, []limit.Entry{{Key: "k:,=#%", Value: "{} \x00\n\x7f"}}, "weir:{a%7Db%7Bc%3Ad}:b:k%3A%2C%3D%23%25=%7B%7D%20%00%0A%7F"},
+		{"d", bucket, []limit.Entry{{Key: "k", Value: "grün"}}, "weir:{d}:b:k=grün"},
+		{"d", bucket, []limit.Entry{{Key: "k", Value: long[:64]}}, "weir:{d}:b:k=" + long[:64]},
+		{"d", bucket, []limit.Entry{{Key: "k", Value: long}}, "weir:{d}:b:k=#U3A-R8u0q6GZ3kn6dT2ZGjGyvGtLdySbcS-vO1oNoMY"},
+	} {
+		got := limit.Key(tt.domain, tt.l, tt.subject)
+		if strings.Contains(tt.want, "#U3A") { // any digest, of 43 characters
+			prefix, digest, ok := strings.Cut(got, "#")
+			if prefix != "weir:{d}:b:k=" || !ok || len(digest) != 43 {
+				t.Errorf("Key of a long value = %q, want # and a digest", got)
+			}
+			continue
+		}
+		if got != tt.want {
+			t.Errorf("Key(%q, %v, %v) = %q, want %q", tt.domain, tt.l, tt.subject, got, tt.want)
+		}
+	}
+}
+
+// FuzzKey: two subjects have one key only if they are one subject.
+func FuzzKey(f *testing.F) {
+	f.Add("a", "b", "c", "d")
+	f.Add("a=b", "", "a", "b=")
+	f.Add("a", "b,c=d", "a", "b")
+	f.Add("k", "#U3A-R8u0q6GZ3kn6dT2ZGjGyvGtLdySbcS-vO1oNoMY", "k", strings.Repeat("x", 65))
+	bucket := limit.TokenBucket{Capacity: 1, Scale: 1, Refill: 1}
+	f.Fuzz(func(t *testing.T, k1, v1, k2, v2 string) {
+		one := []limit.Entry{{Key: k1, Value: v1}}
+		for _, other := range [][]limit.Entry{{{Key: k2, Value: v2}}, {{Key: k1, Value: v1}, {Key: k2, Value: v2}}} {
+			same := len(other) == 1 && one[0] == other[0]
+			a, b := limit.Key("d", bucket, one), limit.Key("d", bucket, other)
+			if (a == b) != same {
+				t.Errorf("Key(%q) = %q and Key(%q) = %q", one, a, other, b)
+			}
+		}
+		for _, c := range limit.Key(v1, bucket, one)[len("weir:{"):] {
+			if c == '{' {
+				t.Errorf("a brace that is not escaped in Key(%q, %q)", v1, one)
+			}
+		}
+	})
+}
+
+func TestLeaseID(t *testing.T) {
+	for _, domain := range []string{"inference", "d}:{x", "grün", "a.b", "100%"} {
+		id := limit.NewLeaseID(domain, [16]byte{1, 2, 3})
+		parsed, err := limit.ParseLeaseID(string(id))
+		if err != nil || parsed != id {
+			t.Errorf("ParseLeaseID(%q) = %v, %v", id, parsed, err)
+		}
+		if got := id.Domain(); got != domain {
+			t.Errorf("%q.Domain() = %q, want %q", id, got, domain)
+		}
+		if len(id.Token()) != 22 || strings.Contains(id.Short(), id.Token()) {
+			t.Errorf("token %q, short %q", id.Token(), id.Short())
+		}
+		// Record and sets share a slot of Redis Cluster.
+		tag := limit.LeasesKey(domain)
+		tag = tag[:strings.Index(tag, "}")+1]
+		if key := limit.LeaseKey(id); !strings.HasPrefix(key, tag) {
+			t.Errorf("LeaseKey(%q) = %q, want prefix %q", id, key, tag)
+		}
+		if got, want := limit.LeasesKeyOf(id), limit.LeasesKey(domain); got != want {
+			t.Errorf("LeasesKeyOf(%q) = %q, want %q", id, got, want)
+		}
+	}
+	for _, bad := range []string{
+		"", "zzz", ".d", "AAAAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAAAA.", "AAAAAAAAAAAAAAAAAAAAA.d", "AAAAAAAAAAAAAAAAAAAAA!.d",
+		"AAAAAAAAAAAAAAAAAAAAAA.d}", "AAAAAAAAAAAAAAAAAAAAAA.a b", "AAAAAAAAAAAAAAAAAAAAAA.\x00",
+		"AAAAAAAAAAAAAAAAAAAAAB.d", // bits that no 128-bit number has
+		"AAAAAAAAAAAAAAAAAAAAAA." + strings.Repeat("d", 500),
+	} {
+		if id, err := limit.ParseLeaseID(bad); err == nil {
+			t.Errorf("ParseLeaseID(%q) = %q, want an error", bad, id)
+		}
+	}
+}

