@@ -22,6 +22,8 @@ func (s *Server) ready() bool {
 }
 
 func (s *Server) reportHealth() {
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
 	status := healthpb.HealthCheckResponse_NOT_SERVING
 	if s.ready() {
 		status = healthpb.HealthCheckResponse_SERVING

@@ -54,6 +54,8 @@ type Server struct {
 	storeFound atomic.Bool // it has answered once
 	draining   atomic.Bool
 
+	reporting sync.Mutex // held while health is told, so that the newest is told last
+
 	detached sync.WaitGroup // calls that outlive their callers
 }
 
@@ -140,29 +142,27 @@ func (s *Server) release(ctx context.Context, id limit.LeaseID) (limit.ReleaseRe
 	return r.Result, nil
 }
 
-// observe counts a call of the store, and logs when the store goes and when it
-// comes back: not each call between.
+// observe counts a call of the store, and logs when the store goes: not each call
+// that fails from then on.
 func (s *Server) observe(ctx context.Context, op string, start time.Time, err error) {
 	s.metrics.storeSeconds.WithLabelValues(op).Observe(time.Since(start).Seconds())
-	if err != nil {
+	switch {
+	case err != nil:
 		s.metrics.storeErrors.WithLabelValues(op, reason(err)).Inc()
-		if s.storeAway.CompareAndSwap(false, true) {
+		if !s.storeAway.Load() && s.storeAway.CompareAndSwap(false, true) {
 			s.log.ErrorContext(ctx, "store failed: decisions are bypassed until it answers", "op", op, "err", err)
 			s.reportHealth()
 		}
-		return
-	}
-	found := s.storeFound.CompareAndSwap(false, true)
-	if s.storeAway.Load() && s.storeAway.CompareAndSwap(true, false) || found {
-		s.log.InfoContext(ctx, "store answers")
+	case !s.storeFound.Load() && s.storeFound.CompareAndSwap(false, true):
 		s.reportHealth()
 	}
 }
 
-// Run looks after the store until ctx ends: while it is away, whether it has come
-// back. It returns when ctx has ended.
+// Run looks after the store until ctx ends, and returns then. It alone says that
+// a store has come back, so that one that answers now and then does not fill the
+// log.
 func (s *Server) Run(ctx context.Context) {
-	const seldom, often = time.Second, 100 * time.Millisecond
+	const usual, atFirst = time.Second, 50 * time.Millisecond // between two looks
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -171,17 +171,28 @@ func (s *Server) Run(ctx context.Context) {
 			return
 		case <-timer.C:
 		}
-		ping, cancel := context.WithTimeout(ctx, detachedTimeout)
-		start := time.Now()
-		if err := s.store.Ping(ping); ctx.Err() == nil {
-			s.observe(ctx, "ping", start, err)
-		}
-		cancel()
-		if s.storeAway.Load() {
-			timer.Reset(often)
+		s.look(ctx)
+		if s.storeFound.Load() {
+			timer.Reset(usual)
 		} else {
-			timer.Reset(seldom)
+			timer.Reset(atFirst)
 		}
+	}
+}
+
+// look asks whether the store is there.
+func (s *Server) look(ctx context.Context) {
+	ping, cancel := context.WithTimeout(ctx, detachedTimeout)
+	defer cancel()
+	first := !s.storeFound.Load()
+	start := time.Now()
+	err := s.store.Ping(ping)
+	if ctx.Err() != nil {
+		return // we stop: it says nothing about the store
+	}
+	s.observe(ctx, "ping", start, err)
+	if err == nil && (s.storeAway.CompareAndSwap(true, false) || first) {
+		s.log.InfoContext(ctx, "store answers")
 	}
 }
 

@@ -17,13 +17,17 @@ var ErrUnavailable = errors.New("store unavailable")
 // Store decides requests and looks after leases. Its methods may be called at
 // once from many goroutines. A cancelled or expired ctx ends a call with an
 // error that wraps [ErrUnavailable]; the call may have taken effect all the
-// same, so a caller that passed a lease id must release it.
+// same.
 type Store interface {
 	// Decide decides all checks of r at one instant of the store's clock. If the
 	// request is admitted, every check that passed is charged; otherwise none is
 	// and no state changes, except that windows with ChargeOver that were
 	// themselves over are charged, expired leases are cleaned away, and a bucket
 	// whose limit has changed is carried over to its new limit.
+	//
+	// If Decide fails, the store itself releases the lease should it turn out to
+	// have been granted; charged hits stay charged. If even that fails, the lease
+	// ends by its expiry.
 	Decide(ctx context.Context, r limit.Request) (limit.Decision, error)
 
 	// Release ends a lease and frees the slots that it holds, and no others. It

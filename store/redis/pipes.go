@@ -3,7 +3,9 @@ package redis
 import (
 	"context"
 	"crypto/sha1" // Redis names scripts by it
+	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,8 +56,9 @@ type call struct {
 	// settled is swapped once, by the caller that leaves or by the lane that
 	// answers, whoever is first.
 	settled atomic.Bool
-	// abandoned, if not nil, is told the answer after the caller has left.
-	abandoned func(reply any, err error)
+	// undo, if not nil, takes back what the call may have done: it is called with
+	// the answer if the caller has left, or if it is not known whether it ran.
+	undo func(reply any, err error)
 }
 
 func newCall(script *script) *call {
@@ -151,12 +154,19 @@ func (p *pipes) send(batch []*call) {
 	for i, c := range batch {
 		batch[i] = nil
 		close(c.ready)
-		if c.settled.CompareAndSwap(false, true) || c.abandoned == nil {
-			continue
+		left := !c.settled.CompareAndSwap(false, true)
+		if reply, err := c.cmd.Result(); c.undo != nil && (left || mayHaveRun(err)) {
+			p.work.Go(func() { c.undo(reply, err) })
 		}
-		reply, err := c.cmd.Result()
-		p.work.Go(func() { c.abandoned(reply, err) })
 	}
+}
+
+// mayHaveRun reports whether a call that failed may have taken effect: it was
+// sent, and Redis did not answer.
+func mayHaveRun(err error) bool {
+	var reply goredis.Error
+	var dial *net.OpError
+	return err != nil && !errors.As(err, &reply) && !(errors.As(err, &dial) && dial.Op == "dial")
 }
 
 // round sends calls, by their source or by its digest, and reads the answers.
@@ -164,7 +174,7 @@ func (p *pipes) round(ctx context.Context, calls []*call, source bool) {
 	pipe := p.client.Pipeline()
 	for _, c := range calls {
 		if err := c.ctx.Err(); err != nil && !source { // nobody waits: it is never sent
-			c.cmd, c.abandoned = goredis.NewCmd(ctx), nil
+			c.cmd, c.undo = goredis.NewCmd(ctx), nil
 			c.cmd.SetErr(err)
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	goredis "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"weir/limit"
@@ -29,6 +30,10 @@ var (
 	releaseScript = newScript(releaseSource)
 	renewScript   = newScript(renewSource)
 )
+
+// go-redis writes each failed dial to stderr by itself, which in an outage is
+// each request: weir counts them, and logs when the store goes and comes.
+func init() { logging.Disable() }
 
 // Options configure a store.
 type Options struct {
@@ -73,14 +78,13 @@ func Open(o Options) (*Store, error) {
 	return s, nil
 }
 
-// Decide implements [store.Store]. If ctx ends before Redis has answered and the
-// request turns out to have been granted a lease, the lease is released.
+// Decide implements [store.Store].
 func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, error) {
 	c := newCall(decideScript)
 	token := ""
 	if r.Lease != "" {
 		token = r.Lease.Token()
-		c.abandoned = func(reply any, err error) { s.giveBack(r.Lease, reply, err) }
+		c.undo = func(reply any, err error) { s.giveBack(r.Lease, reply, err) }
 	}
 	c.args = append(make([]any, 0, 2+7*len(r.Checks)), s.clock(), token)
 	c.keys = make([]string, 0, len(r.Checks)+2)
@@ -138,8 +142,8 @@ func decision(r limit.Request, reply any) (limit.Decision, error) {
 	return d, nil
 }
 
-// giveBack releases the lease of a decision that nobody waits for any more,
-// unless it is known that none was granted.
+// giveBack releases the lease of a decision that was not told, unless it is known
+// that none was granted.
 func (s *Store) giveBack(id limit.LeaseID, reply any, err error) {
 	if n, bad := integers(reply); err == nil && bad == nil && len(n) > 2 && n[2] == 0 {
 		return
