@@ -1,0 +1,113 @@
+package e2e
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	weirv1 "weir/proto/weir/v1"
+)
+
+// upstream is the service behind Envoy. It releases each request's lease, as
+// docs/envoy.md shows it.
+type upstream struct {
+	*httptest.Server
+	leases  weirv1.LeaseServiceClient
+	holding chan visit // requests that wait until their visit ends
+
+	mu     sync.Mutex // guards visits
+	visits map[string][]visit
+}
+
+// visit is a request that reached the upstream.
+type visit struct {
+	leases []string      // values of x-weir-lease
+	leave  chan struct{} // closed: the request may end
+}
+
+func startUpstream(t *testing.T, leases weirv1.LeaseServiceClient) *upstream {
+	u := &upstream{leases: leases, holding: make(chan visit), visits: make(map[string][]visit)}
+	u.Server = httptest.NewUnstartedServer(u.releasing(t, http.HandlerFunc(u.work)))
+	// net/http tells the panics of handlers here.
+	u.Config.ErrorLog = slog.NewLogLogger(slog.NewTextHandler(t.Output(), nil), slog.LevelError)
+	u.Start()
+	t.Cleanup(u.Close)
+	return u
+}
+
+// releasing releases the lease of a request when next has ended: by return or by
+// panic. The call is deferred inside the handler, and waits for weir's answer. So
+// it is over before net/http ends the response or, after a panic, closes the
+// connection: whoever has seen the end of a response finds its slot free.
+func (u *upstream) releasing(t *testing.T, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		lease := r.Header.Get("x-weir-lease")
+		if lease == "" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		defer func() {
+			// The client may have gone, and its context with it; the slot is ours to give back all the same.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), deadline)
+			defer cancel()
+			answer, err := u.leases.Release(ctx, &weirv1.ReleaseRequest{LeaseIds: []string{lease}})
+			if err != nil {
+				t.Errorf("Release(%q) of %s: %v", lease, r.URL.Path, err)
+				return
+			}
+			if got := answer.GetResults()[0].GetStatus(); got != weirv1.ReleaseStatus_RELEASE_STATUS_RELEASED {
+				t.Errorf("Release(%q) of %s = %v, want RELEASED", lease, r.URL.Path, got)
+			}
+		}()
+		next.ServeHTTP(w, r)
+	})
+}
+
+// work does what the path says.
+func (u *upstream) work(w http.ResponseWriter, r *http.Request) {
+	v := visit{leases: r.Header.Values("x-weir-lease"), leave: make(chan struct{})}
+	account := r.Header.Get("x-account")
+	u.mu.Lock()
+	u.visits[account] = append(u.visits[account], v)
+	u.mu.Unlock()
+
+	what, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	switch what {
+	case "ok":
+		_, _ = io.WriteString(w, "done")
+	case "stream": // the response begins long before its end
+		for _, part := range []string{"do", "ne"} {
+			_, _ = io.WriteString(w, part)
+			_ = http.NewResponseController(w).Flush()
+		}
+	case "error":
+		http.Error(w, "failed", http.StatusInternalServerError)
+	case "panic":
+		panic("as the test asks")
+	case "hold":
+		select {
+		case u.holding <- v:
+		case <-r.Context().Done():
+			return
+		}
+		select {
+		case <-v.leave:
+		case <-r.Context().Done():
+		}
+		_, _ = io.WriteString(w, "done")
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+// of returns the visits of an account, in the order of their coming.
+func (u *upstream) of(account string) []visit {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.visits[account]
+}
