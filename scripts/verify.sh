@@ -20,7 +20,7 @@ check() {
   failed=1
 }
 
-for mod in go.mod tools/*/go.mod; do
+for mod in go.mod bench/go.mod tools/*/go.mod; do
   dir=$(dirname "$mod")
   check "(cd $dir && go mod tidy)" go -C "$dir" mod tidy -diff
 done

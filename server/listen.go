@@ -27,6 +27,10 @@ const (
 	maxHeaderBytes       = 64 << 10
 )
 
+// workers are goroutines that answer one request after the other, so that their
+// stacks need not grow each time. With more at once, each gets its own.
+const workers = 64
+
 // GRPC returns a gRPC server with all of weir's services.
 func (s *Server) GRPC() *grpc.Server {
 	g := grpc.NewServer(
@@ -35,6 +39,7 @@ func (s *Server) GRPC() *grpc.Server {
 		grpc.MaxHeaderListSize(maxHeaderBytes),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		grpc.NumStreamWorkers(workers),
 		grpc.WaitForHandlers(true),
 		grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),
 	)

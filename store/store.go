@@ -45,6 +45,8 @@ type Store interface {
 	// Ping reports whether the store can be reached.
 	Ping(ctx context.Context) error
 
-	// Close frees what the store holds. No other method may be called after it.
+	// Close frees what the store holds. Calls under way that wait, and those that
+	// come later, fail with [ErrUnavailable] or are answered. It may be called
+	// again.
 	Close() error
 }

@@ -95,19 +95,27 @@ end
 local expired, budget = 0, REAP
 local reaped = {} -- key: how many of its members expired
 
--- Finds at most the budget of the expired members of a set.
-local function find_expired(key)
-  if budget == 0 then return 0 end
-  local found = #redis.call('ZRANGEBYSCORE', key, '-inf', now, 'LIMIT', 0, budget)
+-- Counts the members of a set, all and the expired; at most the budget of these
+-- are removed later.
+local function count(key)
+  local all = redis.call('ZCARD', key)
+  if all == 0 then return 0, 0, 0 end
+  local ended = redis.call('ZCOUNT', key, '-inf', now)
+  local found = min(ended, budget)
   budget = budget - found
   if found > 0 then reaped[key] = found end
-  return found
+  return all, ended, found
 end
 
 -- Read and evaluate.
 local states, check = {}, {}
-local index = KEYS[#KEYS]
-if token ~= '' then expired = find_expired(index) end
+local index, listed = KEYS[#KEYS], 0
+if token ~= '' then
+  -- A release has overtaken this call: whoever asked has given it up.
+  if redis.call('EXISTS', KEYS[#KEYS - 1]) == 1 then return redis.error_reply('WEIR given up') end
+  local all, _, found = count(index)
+  listed, expired = all - found, found
+end
 local refused, groups, grouped = false, {}, false
 for i = 1, checks do
   local a = 3 + (i - 1) * 7
@@ -125,8 +133,8 @@ for i = 1, checks do
     c.passed = c.hits < 0 or c.x > 0 and c.hits <= c.x and state.count + c.hits <= c.x
   else
     if not state then
-      find_expired(c.key)
-      state = {live = redis.call('ZCOUNT', c.key, string.format('(%.0f', now), '+inf')}
+      local all, ended, found = count(c.key)
+      state = {live = all - ended, kept = all - found}
     end
     c.passed = c.hits < 0 or state.live < c.x
   end
@@ -170,8 +178,13 @@ end
 
 -- Write.
 for key, n in pairs(reaped) do redis.call('ZREMRANGEBYRANK', key, 0, n - 1) end
-local function keep(key, ms)
-  if redis.call('PEXPIRE', key, ms, 'GT') == 0 then redis.call('PEXPIRE', key, ms, 'NX') end
+-- A set has had an expiry since its first member.
+local function keep(key, ms, members)
+  if members == 0 then
+    redis.call('PEXPIRE', key, ms)
+  else
+    redis.call('PEXPIRE', key, ms, 'GT')
+  end
 end
 local record = life and {VERSION, life, now, now + life}
 local reply = {refused and 0 or 1, expired, life or 0}
@@ -199,7 +212,7 @@ for i = 1, checks do
   else
     if state.charged and not state.held then
       redis.call('ZADD', c.key, now + life, token)
-      keep(c.key, life + SLACK)
+      keep(c.key, life + SLACK, state.kept)
       record[#record + 1] = c.key
       record[#record + 1] = c.z
       state.held = true
@@ -212,6 +225,6 @@ end
 if life then
   redis.call('SET', KEYS[#KEYS - 1], cmsgpack.pack(unpack(record)), 'PX', life + RECORD_SLACK)
   redis.call('ZADD', index, now + life, token)
-  keep(index, life + INDEX_SLACK)
+  keep(index, life + INDEX_SLACK, listed)
 end
 return reply

@@ -90,7 +90,7 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 			h := history{store: s, domain: fmt.Sprintf("d%d", round), bucket: bucket(t, worldTokens, 24*time.Hour), lane: lane(t, worldSlots, time.Hour)}
 			var clients sync.WaitGroup
 			for n := range 4 {
-				clients.Go(func() { h.client(t, n, 8) })
+				clients.Go(func() { h.client(t, n, 6) })
 			}
 			if round%2 == 1 {
 				for range 3 {
@@ -100,7 +100,7 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 				}
 			}
 			clients.Wait()
-			result, info := porcupine.CheckOperationsVerbose(worlds, h.operations, storetest.Deadline)
+			result, info := porcupine.CheckOperationsVerbose(worlds, h.operations, 6*storetest.Deadline)
 			if result != porcupine.Ok {
 				path := t.ArtifactDir() + "/history.html"
 				if err := porcupine.VisualizePath(worlds, info, path); err != nil {

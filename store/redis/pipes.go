@@ -32,8 +32,7 @@ type pipes struct {
 	client *goredis.Client
 	calls  chan *call
 	done   chan struct{}
-	stop   sync.Once
-	work   sync.WaitGroup // lanes, and what callers have left behind
+	work   sync.WaitGroup // the lanes
 }
 
 // script is a Lua script and its SHA-1, by which EVALSHA calls it.
@@ -56,8 +55,9 @@ type call struct {
 	// settled is swapped once, by the caller that leaves or by the lane that
 	// answers, whoever is first.
 	settled atomic.Bool
-	// undo, if not nil, takes back what the call may have done: it is called with
-	// the answer if the caller has left, or if it is not known whether it ran.
+	// undo, if not nil, has what the call may have done taken back: it is called
+	// with the answer if the caller has left, or if it is not known whether the
+	// call ran. It must not wait.
 	undo func(reply any, err error)
 }
 
@@ -156,7 +156,7 @@ func (p *pipes) send(batch []*call) {
 		close(c.ready)
 		left := !c.settled.CompareAndSwap(false, true)
 		if reply, err := c.cmd.Result(); c.undo != nil && (left || mayHaveRun(err)) {
-			p.work.Go(func() { c.undo(reply, err) })
+			c.undo(reply, err)
 		}
 	}
 }
@@ -165,8 +165,11 @@ func (p *pipes) send(batch []*call) {
 // sent, and Redis did not answer.
 func mayHaveRun(err error) bool {
 	var reply goredis.Error
+	if err == nil || errors.As(err, &reply) {
+		return false
+	}
 	var dial *net.OpError
-	return err != nil && !errors.As(err, &reply) && !(errors.As(err, &dial) && dial.Op == "dial")
+	return !errors.As(err, &dial) || dial.Op != "dial"
 }
 
 // round sends calls, by their source or by its digest, and reads the answers.
@@ -194,8 +197,8 @@ func (p *pipes) round(ctx context.Context, calls []*call, source bool) {
 	_, _ = pipe.Exec(ctx)
 }
 
-// close stops the lanes and waits for what is under way.
+// close stops the lanes and waits for what is under way. It is called once.
 func (p *pipes) close() {
-	p.stop.Do(func() { close(p.done) })
+	close(p.done)
 	p.work.Wait()
 }

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
+	"sync"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
@@ -44,11 +46,24 @@ type Options struct {
 	Now func() int64
 }
 
+const (
+	maxGiveBacks  = 1024        // leases that wait to be given back
+	giveBackEvery = time.Second // while Redis is away
+)
+
 // Store decides in one Redis. Use [Open].
 type Store struct {
 	client *goredis.Client
 	now    func() int64
 	pipes  *pipes
+
+	// giveBacks are leases that may have been granted to nobody. What does not
+	// fit ends by its expiry: a stalled Redis can hold no more calls than the
+	// lanes have sent.
+	giveBacks chan limit.LeaseID
+	stop      context.CancelFunc // ends giving back
+	stopped   sync.WaitGroup
+	close     func() error // once
 }
 
 var _ store.Store = (*Store)(nil)
@@ -73,8 +88,11 @@ func Open(o Options) (*Store, error) {
 	opts.PoolSize = lanes + 2 // and for what is not batched
 	opts.DisableIdentity = true
 	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	s := &Store{client: goredis.NewClient(opts), now: o.Now}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Store{client: goredis.NewClient(opts), now: o.Now, giveBacks: make(chan limit.LeaseID, maxGiveBacks), stop: cancel}
 	s.pipes = newPipes(s.client)
+	s.close = sync.OnceValue(s.closeNow)
+	s.stopped.Go(func() { s.giveBack(ctx) })
 	return s, nil
 }
 
@@ -84,7 +102,7 @@ func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, er
 	token := ""
 	if r.Lease != "" {
 		token = r.Lease.Token()
-		c.undo = func(reply any, err error) { s.giveBack(r.Lease, reply, err) }
+		c.undo = func(reply any, err error) { s.undo(r.Lease, reply, err) }
 	}
 	c.args = append(make([]any, 0, 2+7*len(r.Checks)), s.clock(), token)
 	c.keys = make([]string, 0, len(r.Checks)+2)
@@ -142,16 +160,63 @@ func decision(r limit.Request, reply any) (limit.Decision, error) {
 	return d, nil
 }
 
-// giveBack releases the lease of a decision that was not told, unless it is known
-// that none was granted.
-func (s *Store) giveBack(id limit.LeaseID, reply any, err error) {
+// undo has the lease of a decision that was not told given back, unless it is
+// known that none was granted.
+func (s *Store) undo(id limit.LeaseID, reply any, err error) {
 	if n, bad := integers(reply); err == nil && bad == nil && len(n) > 2 && n[2] == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
+	select {
+	case s.giveBacks <- id:
+	default:
+	}
+}
+
+// giveBack releases leases that may have been granted to nobody, until ctx ends.
+// While Redis is away it tries again, so that a stall leaves none.
+func (s *Store) giveBack(ctx context.Context) {
+	for {
+		var id limit.LeaseID
+		select {
+		case id = <-s.giveBacks:
+		case <-ctx.Done():
+			return
+		}
+		for s.release(ctx, id) != nil {
+			select {
+			case <-time.After(giveBackEvery):
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// giveBackRest tries each lease that still waits, until one fails.
+func (s *Store) giveBackRest() {
+	for {
+		select {
+		case id := <-s.giveBacks:
+			if s.release(context.Background(), id) != nil {
+				return
+			}
+		default:
+			return
+		}
+	}
+}
+
+// release gives a lease back, also one whose decision Redis has not seen yet.
+func (s *Store) release(ctx context.Context, id limit.LeaseID) error {
+	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
-	// If this fails too, the lease ends by its expiry.
-	_, _ = s.Release(ctx, id)
+	c := s.leaseCall(releaseScript, id)
+	c.args = append(c.args, "1")
+	_, err := s.pipes.do(ctx, c)
+	if errors.Is(err, store.ErrUnavailable) {
+		return err
+	}
+	return nil // an error of the script comes again
 }
 
 // Release implements [store.Store].
@@ -219,8 +284,14 @@ func (s *Store) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Close implements [store.Store]. It waits for calls that are under way.
-func (s *Store) Close() error {
+// Close implements [store.Store]. It waits for calls that are under way, at most
+// a second or two; those that wait to be sent fail.
+func (s *Store) Close() error { return s.close() }
+
+func (s *Store) closeNow() error {
+	s.stop()
+	s.stopped.Wait()
+	s.giveBackRest()
 	s.pipes.close()
 	return s.client.Close()
 }

@@ -7,6 +7,8 @@
 --       The sets of slots are taken from the record: they are in the same slot.
 -- ARGV  1  now, ms since the epoch; "" in production: Redis TIME
 --       2  the lease's token
+--       3  "1" if the decision that would grant the lease may still be under way:
+--          a lease that is not there is then marked, so that it never will be
 --
 -- Returns {1 released, 2 not held or 3 expired; of a released one also the ms
 -- that it was held, and the names of the limits whose slots it held}.
@@ -21,7 +23,13 @@ if not now then
 end
 
 local packed = redis.call('GET', KEYS[1])
-if not packed then return {2} end
+if not packed then
+  if ARGV[3] == '1' then
+    -- A record of a lease that ended at the epoch: nothing finds it held.
+    redis.call('SET', KEYS[1], cmsgpack.pack(VERSION, 0, 0, 0), 'PX', RECORD_SLACK)
+  end
+  return {2}
+end
 -- version, life, granted, expiry, then key and limit's name of each slot
 local record = {cmsgpack.unpack(packed)}
 if record[1] ~= VERSION then error('weir: state of unknown version') end

@@ -367,41 +367,62 @@ func TestErrorsTellTheStoreFromTheCall(t *testing.T) {
 	})
 }
 
-// A lease that was granted to a caller who did not wait is given back.
+// A lease that was granted to a caller who did not wait is given back, after a
+// stall that is shorter than a connection waits, and after a longer one, in which
+// what was sent on a lost connection is decided when Redis goes on.
 func TestLateGrantsAreGivenBack(t *testing.T) {
 	each(t, func(t *testing.T, server *storetest.Redis) {
-		s, client := open(t, server, nil)
-		r := request(check(lane(t, 100, time.Hour), "x"))
-		decide(t, s, withLease(r))
-		stopped := false
-		resume := func() {
-			if stopped {
-				_ = syscall.Kill(server.PID(), syscall.SIGCONT)
-				stopped = false
-			}
-		}
-		defer resume()
-		if err := syscall.Kill(server.PID(), syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
-		stopped = true
-		var group sync.WaitGroup
-		for range 40 {
-			group.Go(func() {
-				ctx, cancel := contextFor(t, 20*time.Millisecond)
-				defer cancel()
-				if _, err := s.Decide(ctx, withLease(r)); !errors.Is(err, store.ErrUnavailable) {
-					t.Errorf("Decide on a stopped server: %v, want ErrUnavailable", err)
-				}
-			})
-		}
-		group.Wait()
-		resume()
-		eventually(t, "one lease is held", func() bool {
-			n, err := client.ZCard(storetest.Context(t), r.Checks[0].Key).Result()
-			return err == nil && n == 1
-		})
+		t.Run("short stall", func(t *testing.T) { stall(t, server, 0) })
+		t.Run("long stall", func(t *testing.T) { stall(t, server, 2) })
 	})
+}
+
+// stall stops the server while 40 callers ask, and for as long as so many pings
+// wait in vain.
+func stall(t *testing.T, server *storetest.Redis, pings int) {
+	t.Helper()
+	s, client := open(t, server, nil)
+	if err := client.FlushAll(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	r := request(check(lane(t, 100, time.Hour), "x"))
+	decide(t, s, withLease(r))
+	stopped := false
+	resume := func() {
+		if stopped {
+			_ = syscall.Kill(server.PID(), syscall.SIGCONT)
+			stopped = false
+		}
+	}
+	defer resume()
+	if err := syscall.Kill(server.PID(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stopped = true
+	var group sync.WaitGroup
+	for range 40 {
+		group.Go(func() {
+			ctx, cancel := contextFor(t, 20*time.Millisecond)
+			defer cancel()
+			if _, err := s.Decide(ctx, withLease(r)); !errors.Is(err, store.ErrUnavailable) {
+				t.Errorf("Decide on a stopped server: %v, want ErrUnavailable", err)
+			}
+		})
+	}
+	group.Wait()
+	for range pings {
+		if err := s.Ping(storetest.Context(t)); !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("Ping of a stopped server: %v, want ErrUnavailable", err)
+		}
+	}
+	resume()
+	eventually(t, "one lease is held", func() bool {
+		n, err := s.Held(storetest.Context(t), "d")
+		return err == nil && n == 1
+	})
+	if d := decide(t, s, withLease(r)); d.Results[0].Remaining != 98 {
+		t.Errorf("remaining %d, want 98", d.Results[0].Remaining)
+	}
 }
 
 func TestOpenDoesNotTellThePassword(t *testing.T) {
@@ -424,7 +445,7 @@ func TestScriptsRunOnACluster(t *testing.T) {
 	for name, bin := range storetest.RedisBinaries(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server := storetest.StartRedis(t, bin, "--cluster-enabled", "yes")
+			server := storetest.StartRedis(t, bin, "--cluster-enabled", "yes", "--cluster-port", storetest.FreePort(t))
 			s, client := open(t, server, nil)
 			ctx := storetest.Context(t)
 			if err := client.ClusterAddSlotsRange(ctx, 0, 16383).Err(); err != nil {

@@ -83,7 +83,7 @@ func StartRedisTCP(t testing.TB, bin string) *Redis {
 	r := StartRedis(t, bin)
 	for range 10 {
 		r.Kill()
-		r.tcp = freePort(t)
+		r.tcp = "127.0.0.1:" + FreePort(t)
 		if r.start() == nil {
 			r.URL = "redis://" + r.tcp
 			return r
@@ -93,13 +93,16 @@ func StartRedisTCP(t testing.TB, bin string) *Redis {
 	return nil
 }
 
-func freePort(t testing.TB) string {
+// FreePort returns a port of loopback on which nothing listens now.
+func FreePort(t testing.TB) string {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	_, port, _ := net.SplitHostPort(l.Addr().String()) // a listener's address is well formed
+	return port
 }
 
 // Start starts the server again after Kill.
