@@ -41,7 +41,7 @@ run() {
 }
 
 fuzz() {
-  go test -run '^$' -fuzz "^$2\$" -fuzztime "$fuzztime" "$1" </dev/null 2>&1 | tee "$log"
+  go test -run '^$' -fuzz "^$2\$" -fuzztime "$fuzztime" -fuzzminimizetime 20x "$1" </dev/null 2>&1 | tee "$log"
 }
 
 main

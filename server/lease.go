@@ -160,10 +160,32 @@ func (s leases) Release(ctx context.Context, m *weirv1.ReleaseRequest) (*weirv1.
 		return nil, toStatus(err)
 	}
 	r := &weirv1.ReleaseResponse{Results: make([]*weirv1.ReleaseResult, len(m.GetLeaseIds()))}
-	each(m.GetLeaseIds(), func(i int, id string) {
-		r.Results[i] = &weirv1.ReleaseResult{Status: s.releaseOne(ctx, id)}
+	ids, first := distinct(m.GetLeaseIds())
+	each(ids, func(i int, id string) {
+		r.Results[first[id]] = &weirv1.ReleaseResult{Status: s.releaseOne(ctx, id)}
 	})
+	for i, id := range m.GetLeaseIds() {
+		if j := first[id]; j != i {
+			again := r.Results[j].GetStatus()
+			if again == weirv1.ReleaseStatus_RELEASE_STATUS_RELEASED {
+				again = weirv1.ReleaseStatus_RELEASE_STATUS_NOT_HELD // the first ended it
+			}
+			r.Results[i] = &weirv1.ReleaseResult{Status: again}
+		}
+	}
 	return r, nil
+}
+
+// distinct returns the different ids, in order, and where each stands first.
+func distinct(ids []string) (different []string, first map[string]int) {
+	first = make(map[string]int, len(ids))
+	for i, id := range ids {
+		if _, again := first[id]; !again {
+			first[id] = i
+			different = append(different, id)
+		}
+	}
+	return different, first
 }
 
 func (s leases) releaseOne(ctx context.Context, text string) weirv1.ReleaseStatus {

@@ -12,6 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/proto" // registers it
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
@@ -34,6 +36,7 @@ const workers = 64
 // GRPC returns a gRPC server with all of weir's services.
 func (s *Server) GRPC() *grpc.Server {
 	g := grpc.NewServer(
+		grpc.ForceServerCodecV2(wire{encoding.GetCodecV2("proto")}),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxConcurrentStreams(maxConcurrentStreams),
 		grpc.MaxHeaderListSize(maxHeaderBytes),
@@ -41,6 +44,7 @@ func (s *Server) GRPC() *grpc.Server {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.NumStreamWorkers(workers),
 		grpc.WaitForHandlers(true),
+		grpc.ChainStreamInterceptor(s.ending),
 		grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),
 	)
 	services := tolerant{g}
@@ -50,6 +54,23 @@ func (s *Server) GRPC() *grpc.Server {
 	reflection.Register(g)
 	return g
 }
+
+// ending lets a stream end with the drain: somebody who watches the health would
+// hold up a stop for ever.
+func (s *Server) ending(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	defer context.AfterFunc(s.streams, cancel)()
+	return handle(srv, endingStream{stream, ctx})
+}
+
+type endingStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+// Context implements [grpc.ServerStream].
+func (e endingStream) Context() context.Context { return e.ctx }
 
 // recovered answers a request whose handler panicked: a bug, which must not take
 // the other requests with it.

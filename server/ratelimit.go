@@ -8,6 +8,7 @@ import (
 
 	"weir/envoy"
 	"weir/limit"
+	"weir/policy"
 )
 
 // rateLimit is Envoy's RateLimitService.
@@ -39,6 +40,9 @@ func (s rateLimit) ShouldRateLimit(ctx context.Context, m *rls.RateLimitRequest)
 		if _, err := s.release(ctx, r.Lease); err != nil {
 			return nil, toStatus(err)
 		}
+	}
+	if len(ask.Request.Descriptors) == 0 { // nothing is asked
+		return envoy.Encode(ask, policy.Match{}, limit.Decision{Admitted: true}, limit.Verdict{Admitted: true}, s.encode), nil
 	}
 	match := set.Match(ask.Request)
 	s.countMisuse(set, ask.Request, match)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,6 +58,9 @@ type Server struct {
 	reporting sync.Mutex // held while health is told, so that the newest is told last
 
 	detached sync.WaitGroup // calls that outlive their callers
+
+	streams    context.Context // of all streams: ends with the drain
+	endStreams context.CancelFunc
 }
 
 // New returns a server without policies: it answers UNAVAILABLE until
@@ -70,6 +74,7 @@ func New(o Options) *Server {
 		holds:        newHolds(),
 		health:       health.NewServer(),
 	}
+	s.streams, s.endStreams = context.WithCancel(context.Background())
 	if s.storeTimeout == 0 {
 		s.storeTimeout = 10 * time.Millisecond
 	}
@@ -196,11 +201,12 @@ func (s *Server) look(ctx context.Context) {
 	}
 }
 
-// Drain makes the server say that it is not ready, so that no new callers come.
-// It goes on answering.
+// Drain makes the server say that it is not ready, so that no new callers come,
+// and ends streams, which only watch. It goes on answering.
 func (s *Server) Drain() {
 	s.draining.Store(true)
 	s.reportHealth()
+	s.endStreams()
 }
 
 // Close waits for calls that outlived their callers, at most about a second. No
@@ -210,7 +216,7 @@ func (s *Server) Close() { s.detached.Wait() }
 // reason is the word of metrics and metadata for a store's error.
 func reason(err error) string {
 	switch {
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return "store_timeout"
 	case errors.Is(err, store.ErrUnavailable):
 		return "store_unavailable"

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
@@ -28,8 +29,13 @@ func (r remote) call(ctx context.Context, f func(context.Context, weirv1.LeaseSe
 	defer cancel()
 	err = f(ctx, weirv1.NewLeaseServiceClient(conn))
 	_ = conn.Close() // nothing more is asked
-	if s, ok := status.FromError(err); ok && err != nil {
-		return fmt.Errorf("%s: %s (%s); is it a weir, and is --addr right?", r.Addr, s.Message(), s.Code())
+	if err == nil {
+		return nil
 	}
-	return err
+	s, _ := status.FromError(err)
+	switch s.Code() {
+	case codes.Unavailable, codes.Unimplemented, codes.DeadlineExceeded:
+		return fmt.Errorf("%s: %s (%s); is it a weir, is it ready, and is --addr right?", r.Addr, s.Message(), s.Code())
+	}
+	return fmt.Errorf("%s: %s (%s)", r.Addr, s.Message(), s.Code())
 }

@@ -1,0 +1,57 @@
+package server_test
+
+import (
+	"slices"
+	"testing"
+
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+)
+
+func TestBytesThatAreNoMessageAreInvalid(t *testing.T) {
+	s := serve(t, hourPolicy)
+	entry := func(key, value string) []byte {
+		b := protowire.AppendTag(nil, 1, protowire.BytesType)
+		b = protowire.AppendString(b, key)
+		b = protowire.AppendTag(b, 2, protowire.BytesType)
+		return protowire.AppendString(b, value)
+	}
+	nested := func(b []byte, field protowire.Number) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(nil, field, protowire.BytesType), b)
+	}
+	message := func(domain, key, value string) []byte {
+		b := protowire.AppendTag(nil, 1, protowire.BytesType)
+		b = protowire.AppendString(b, domain)
+		return append(b, nested(nested(entry(key, value), 1), 2)...)
+	}
+	good := message("d", "a", "1")
+	for _, test := range []struct {
+		name   string
+		method string
+		bytes  []byte
+		want   string
+	}{
+		{"a value that is no UTF-8", shouldRateLimit, message("d", "a", "\xff\xfe"), "InvalidArgument"},
+		{"a key that is no UTF-8", shouldRateLimit, message("d", "a\x80", "1"), "InvalidArgument"},
+		{"a domain that is no UTF-8", shouldRateLimit, message("d\xc3", "a", "1"), "InvalidArgument"},
+		{"a message that is cut off", shouldRateLimit, good[:len(good)-1], "InvalidArgument"},
+		{"noise", shouldRateLimit, []byte("\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), "InvalidArgument"},
+		{"nothing", shouldRateLimit, nil, "InvalidArgument"},
+		{"an unknown field", shouldRateLimit, append(slices.Clone(good), nested([]byte("?"), 1000)...), "OK [OK 4]"},
+		{"a field of another type", shouldRateLimit, append(slices.Clone(good), nested([]byte("?"), 3)...), "OK [OK 3]"},
+		{"LeaseService too", "/weir.v1.LeaseService/Acquire", message("d", "a", "\xff"), "InvalidArgument"},
+		{"and its Release", "/weir.v1.LeaseService/Release", nested([]byte("\xff"), 1), "InvalidArgument"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r, err := send(within(t), s.conn, test.method, test.bytes)
+			got := status.Code(err).String()
+			if err == nil {
+				got = answerText(r)
+			}
+			if got != test.want {
+				t.Errorf("%q = %s, want %s (%v)", test.bytes, got, test.want, err)
+			}
+		})
+	}
+	script(t, s, "[a=1]", "OK [OK 2]")
+}

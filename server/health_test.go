@@ -1,0 +1,192 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/grpc/status"
+
+	"weir/envoy"
+	"weir/limit"
+	weirv1 "weir/proto/weir/v1"
+	"weir/server"
+	"weir/server/servertest"
+	"weir/store"
+	"weir/store/memory"
+	"weir/store/storetest"
+)
+
+const anyPolicy = `
+domain: d
+descriptors:
+  - {key: a, token_bucket: {capacity: 5, refill: 1/d}}
+`
+
+// health returns what gRPC health says of every service that must be known, as
+// one word if it is the same.
+func health(t testing.TB, client healthpb.HealthClient) string {
+	t.Helper()
+	var all []string
+	for _, name := range []string{"", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService", "weir.v1.LeaseService"} {
+		r, err := client.Check(within(t), &healthpb.HealthCheckRequest{Service: name})
+		if err != nil {
+			t.Fatalf("health of %q: %v", name, err)
+		}
+		all = append(all, r.GetStatus().String())
+	}
+	return strings.Join(slices.Compact(all), ", ")
+}
+
+func healthz(t testing.TB, code int, body string) (int, server.Health) {
+	t.Helper()
+	var h server.Health
+	if err := json.Unmarshal([]byte(body), &h); err != nil {
+		t.Fatalf("/healthz: %q: %v", body, err)
+	}
+	return code, h
+}
+
+// missing is a memory store that is away while away is set.
+type missing struct {
+	*memory.Store
+	away atomic.Bool
+}
+
+func (m *missing) Ping(ctx context.Context) error {
+	if m.away.Load() {
+		return store.ErrUnavailable
+	}
+	return m.Store.Ping(ctx)
+}
+
+func (m *missing) Decide(ctx context.Context, r limit.Request) (limit.Decision, error) {
+	if m.away.Load() {
+		return limit.Decision{}, store.ErrUnavailable
+	}
+	return m.Store.Decide(ctx, r)
+}
+
+func TestReadyOnceThePoliciesAreLoadedAndTheStoreIsFound(t *testing.T) {
+	clock := storetest.NewClock()
+	st := &missing{Store: memory.New(memory.Options{Now: clock.Now})}
+	st.away.Store(true)
+	s := serviceOn(t, st, clock, envoy.Options{})
+	client := healthpb.NewHealthClient(s.conn)
+	expect := func(when, wantGRPC string, wantCode int, want server.Health) {
+		t.Helper()
+		if got := health(t, client); got != wantGRPC {
+			t.Errorf("%s: gRPC health is %s, want %s", when, got, wantGRPC)
+		}
+		for _, path := range []string{"/healthz", "/healthcheck"} {
+			code, body := s.page(path)
+			code, got := healthz(t, code, body)
+			if code != wantCode {
+				t.Errorf("%s: %s answers %d, want %d", when, path, code, wantCode)
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s: %s (-want +got):\n%s", when, path, diff)
+			}
+		}
+		if got, want := s.metric(t, "weir_ready"), map[bool]float64{true: 1}[wantCode == 200]; got != want {
+			t.Errorf("%s: weir_ready is %v, want %v", when, got, want)
+		}
+	}
+
+	expect("at first", "NOT_SERVING", 503, server.Health{Status: "not_ready", Store: "not_found"})
+	if _, err := s.envoy.ShouldRateLimit(within(t), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[a=1]")}); status.Code(err) != codes.Unavailable {
+		t.Errorf("ShouldRateLimit without policies answers %v, want UNAVAILABLE", err)
+	}
+	if _, err := s.leases.Acquire(within(t), &weirv1.AcquireRequest{Domain: "d"}); status.Code(err) != codes.Unavailable {
+		t.Errorf("Acquire without policies answers %v, want UNAVAILABLE", err)
+	}
+
+	s.SetPolicy(parse(t, anyPolicy))
+	expect("with policies", "NOT_SERVING", 503, server.Health{Status: "not_ready", Policies: true, Domains: []string{"d"}, Store: "not_found"})
+
+	s.run(t)
+	st.away.Store(false)
+	servertest.Eventually(t, "the store is found", func() bool { return s.metric(t, "weir_store_up") == 1 })
+	expect("with a store", "SERVING", 200, server.Health{Status: "ok", Policies: true, Domains: []string{"d"}, Store: "up"})
+
+	// The main path goes on without the store: degraded is ready.
+	st.away.Store(true)
+	if got, want := ask(t, s.envoy, "d", "[a=1]", 0), "OK [OK nil]"; got != want {
+		t.Errorf("without the store [a=1] = %s, want %s", got, want)
+	}
+	expect("without the store", "SERVING", 200, server.Health{Status: "degraded", Policies: true, Domains: []string{"d"}, Store: "away"})
+	st.away.Store(false)
+	servertest.Eventually(t, "the store is back", func() bool { return s.metric(t, "weir_store_up") == 1 })
+
+	s.Drain()
+	expect("draining", "NOT_SERVING", 503, server.Health{Status: "draining", Policies: true, Domains: []string{"d"}, Store: "up"})
+	if got, want := ask(t, s.envoy, "d", "[a=1]", 0), "OK [OK 4]"; got != want {
+		t.Errorf("while draining [a=1] = %s, want %s: requests under way are still answered", got, want)
+	}
+}
+
+func TestHealthOfAnUnknownServiceIsNotFound(t *testing.T) {
+	s := serve(t, anyPolicy)
+	_, err := healthpb.NewHealthClient(s.conn).Check(within(t), &healthpb.HealthCheckRequest{Service: "nobody"})
+	if status.Code(err) != codes.NotFound {
+		t.Errorf("health of an unknown service: %v, want NOT_FOUND", err)
+	}
+}
+
+func TestWatchersAreToldOfTheStop(t *testing.T) {
+	s := serve(t, anyPolicy)
+	watch, err := healthpb.NewHealthClient(s.conn).Watch(within(t), &healthpb.HealthCheckRequest{Service: "ratelimit"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func() healthpb.HealthCheckResponse_ServingStatus {
+		t.Helper()
+		r, err := watch.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.GetStatus()
+	}
+	if got := next(); got != healthpb.HealthCheckResponse_SERVING {
+		t.Errorf("at first: %v, want SERVING", got)
+	}
+	s.Drain()
+	if got := next(); got != healthpb.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("after Drain: %v, want NOT_SERVING", got)
+	}
+}
+
+func TestReflectionListsTheServices(t *testing.T) {
+	s := serve(t, anyPolicy)
+	stream, err := reflectionpb.NewServerReflectionClient(s.conn).ServerReflectionInfo(within(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(stream.Send(&reflectionpb.ServerReflectionRequest{
+		MessageRequest: &reflectionpb.ServerReflectionRequest_ListServices{},
+	}), stream.CloseSend()); err != nil {
+		t.Fatal(err)
+	}
+	r, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, s := range r.GetListServicesResponse().GetService() {
+		got = append(got, s.GetName())
+	}
+	for _, want := range []string{"envoy.service.ratelimit.v3.RateLimitService", "weir.v1.LeaseService", "grpc.health.v1.Health"} {
+		if !slices.Contains(got, want) {
+			t.Errorf("reflection lists %q, want also %s", got, want)
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package server_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"weir/envoy"
+	weirv1 "weir/proto/weir/v1"
+	"weir/store/memory"
+	"weir/store/storetest"
+)
+
+const metricsPolicy = `
+domain: d
+descriptors:
+  - {key: account, concurrency: {max_in_flight: 100, lease: 1m, name: lane}}
+  - {key: bucket, token_bucket: {capacity: 1, refill: 1/d}}
+  - {key: trial, token_bucket: {capacity: 1, refill: 1/d}, shadow_mode: true}
+`
+
+// everything makes the server count all that it can count, with values that must
+// not be told.
+func everything(t *testing.T, s *service) {
+	t.Helper()
+	const secret = "secret-4711"
+	for _, domain := range []string{"d", "secret-domain"} {
+		for range 2 { // the second is refused
+			ask(t, s.envoy, domain, "[bucket="+secret+"][account="+secret+"][trial=x]", 0)
+			ask(t, s.envoy, domain, "[trial=x]", 0)
+			ask(t, s.envoy, domain, "[secret-key="+secret+"]", 0)
+			ask(t, s.envoy, domain, "[account="+secret+" neg]", 0)
+			ask(t, s.envoy, domain, "[bucket=y limit=3/HOUR]", 0)
+		}
+		ask(t, s.envoy, domain, "[weir.event=release,weir.lease_id="+strings.Repeat("A", 22)+".secret-lease,weir.outcome="+secret+"]", 0)
+		release(t, s.leases, strings.Repeat("A", 22)+"."+domain)
+		renew(t, s.leases, strings.Repeat("A", 22)+"."+domain)
+	}
+	lease := acquire(t, s.leases, typed("account", secret)).GetLease().GetId()
+	release(t, s.leases, lease)
+}
+
+func TestMetricsAreNamedAsPrometheusWantsThem(t *testing.T) {
+	s := serve(t, metricsPolicy)
+	everything(t, s)
+	problems, err := testutil.GatherAndLint(s.registry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+func TestLabelsComeFromConfigurationOnly(t *testing.T) {
+	clock := storetest.NewClock()
+	st := &missing{Store: memory.New(memory.Options{Now: clock.Now})}
+	s := serviceOn(t, st, clock, envoy.Options{})
+	s.SetPolicy(parse(t, metricsPolicy))
+	everything(t, s)
+	st.away.Store(true)
+	everythingBypassed := "[bucket=secret-4711][secret-key=secret-4711]"
+	ask(t, s.envoy, "d", everythingBypassed, 0)
+	ask(t, s.envoy, "secret-domain", everythingBypassed, 0)
+
+	families, err := s.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := make(map[string][]string) // by label
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if !slices.Contains(values[l.GetName()], l.GetValue()) {
+					values[l.GetName()] = append(values[l.GetName()], l.GetValue())
+				}
+			}
+		}
+	}
+	for _, list := range values {
+		slices.Sort(list)
+	}
+	want := map[string][]string{
+		"domain":  {"d", "unknown"},
+		"kind":    {"concurrency", "rate_limit", "token_bucket"},
+		"limit":   {"bucket", "lane", "override", "trial"},
+		"mode":    {"open"},
+		"op":      {"decide", "release", "renew"},
+		"reason":  {"negative_hits_on_concurrency", "store_unavailable"},
+		"result":  {"NOT_HELD", "RELEASED", "over", "passed", "refused", "shadow_refused"},
+		"verdict": {"admitted", "refused"},
+	}
+	if diff := cmp.Diff(want, values); diff != "" {
+		t.Errorf("values of labels (-want +got):\n%s", diff)
+	}
+	if _, text := s.page("/metrics"); strings.Contains(text, "secret") {
+		t.Errorf("a request's value is in the metrics:\n%s", text)
+	}
+}
+
+func (s *service) expectMetrics(t *testing.T, when string, want map[string]float64) {
+	t.Helper()
+	for series, want := range want {
+		if got := s.metric(t, series); got != want {
+			t.Errorf("%s: %s is %v, want %v", when, series, got, want)
+		}
+	}
+}
+
+func TestDecisionsAreCounted(t *testing.T) {
+	s := serve(t, metricsPolicy)
+	ask(t, s.envoy, "d", "[bucket=1][trial=1]", 0)
+	ask(t, s.envoy, "d", "[bucket=1][trial=2]", 0) // refused by the bucket
+	ask(t, s.envoy, "d", "[trial=1]", 0)           // would be, by the shadow
+	ask(t, s.envoy, "other", "[bucket=1]", 0)
+	s.expectMetrics(t, "after four requests", map[string]float64{
+		`weir_decisions_total{domain="d",verdict="admitted"}`:                                     2,
+		`weir_decisions_total{domain="d",verdict="refused"}`:                                      1,
+		`weir_decisions_total{domain="unknown",verdict="admitted"}`:                               1,
+		`weir_checks_total{domain="d",kind="token_bucket",limit="bucket",result="passed"}`:        1,
+		`weir_checks_total{domain="d",kind="token_bucket",limit="bucket",result="refused"}`:       1,
+		`weir_checks_total{domain="d",kind="token_bucket",limit="trial",result="passed"}`:         2,
+		`weir_checks_total{domain="d",kind="token_bucket",limit="trial",result="shadow_refused"}`: 1,
+		`weir_store_duration_seconds_count{op="decide"}`:                                          3,
+		`weir_store_up`: 1,
+	})
+}
+
+// Each lease that nobody released is counted once, though only the next ask for a
+// lease finds it, and at most 64 at a time.
+func TestLeasesAreCountedToTheirEnd(t *testing.T) {
+	s := serve(t, metricsPolicy)
+	take := func(n int) (ids []string) {
+		for i := range n {
+			ids = append(ids, acquire(t, s.leases, typed("account", fmt.Sprint(i))).GetLease().GetId())
+		}
+		return ids
+	}
+	ids := take(70)
+	s.expectMetrics(t, "70 granted", map[string]float64{
+		`weir_leases_granted_total{domain="d"}`: 70, `weir_leases_held{domain="d"}`: 70, `weir_leases_expired_total{domain="d"}`: 0,
+	})
+	release(t, s.leases, ids[0])
+	release(t, s.leases, ids[0])
+	s.clock.Advance(time.Minute)
+	release(t, s.leases, ids[1])
+	renew(t, s.leases, ids[2])
+	s.expectMetrics(t, "one released, 69 expired", map[string]float64{
+		`weir_leases_held{domain="d"}`:                             0,
+		`weir_leases_released_total{domain="d",result="RELEASED"}`: 1,
+		`weir_leases_released_total{domain="d",result="NOT_HELD"}`: 1,
+		`weir_leases_released_total{domain="d",result="EXPIRED"}`:  1,
+	})
+	take(5)
+	s.expectMetrics(t, "5 more granted", map[string]float64{
+		`weir_leases_granted_total{domain="d"}`: 75, `weir_leases_held{domain="d"}`: 5, `weir_leases_expired_total{domain="d"}`: 69,
+	})
+}
+
+func TestARefundOfABucketIsNoMisuse(t *testing.T) {
+	s := serve(t, metricsPolicy)
+	if _, err := s.leases.Acquire(within(t), &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{
+		refunding(typed("bucket", "x")), typed("account", "x"),
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	s.expectMetrics(t, "a refund of a bucket", map[string]float64{`weir_misuse_total{domain="d",reason="negative_hits_on_concurrency"}`: 0})
+}
