@@ -283,6 +283,12 @@ func TestMassExpiryStallsNothing(t *testing.T) {
 		}
 		return a + b
 	}
+	if err := client.ConfigSet(storetest.Context(t), "slowlog-log-slower-than", "2000").Err(); err != nil {
+		t.Fatal(err)
+	}
+	if err := client.SlowLogReset(storetest.Context(t)).Err(); err != nil {
+		t.Fatal(err)
+	}
 	expired := int64(0)
 	for i := range int64(1000) {
 		before := size()
@@ -298,13 +304,14 @@ func TestMassExpiryStallsNothing(t *testing.T) {
 	if expired == 0 || expired > leases {
 		t.Errorf("%d leases were reported as expired, want some and at most %d", expired, leases)
 	}
-	slow, err := client.SlowLogGet(storetest.Context(t), 5).Result()
+	// How long a script takes depends on the machine, so it is told and not asked
+	// for: see docs/benchmarks.md.
+	slow, err := client.SlowLogLen(storetest.Context(t)).Result()
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, entry := range slow { // above 10 ms, by Redis's default; how fast it is stands in docs/benchmarks.md
-		t.Logf("slow: %v %.60v", entry.Duration, entry.Args)
-	}
+	usage := calls(t, client)["evalsha"]
+	t.Logf("%d of the last 1,000 scripts (of %d) took more than 2 ms", slow, usage)
 }
 
 func TestErrorsTellTheStoreFromTheCall(t *testing.T) {
