@@ -43,6 +43,7 @@ bench: servers ## run the benchmarks
 lint: $(BIN)/golangci-lint $(BIN)/buf ## check the Go code and the proto files
 	$(BIN)/golangci-lint config verify
 	$(BIN)/golangci-lint run ./...
+	go -C bench vet ./...
 	$(BIN)/buf lint
 
 .PHONY: fmt

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -21,9 +20,6 @@ const (
 	MaxEntries     = 64   // in a descriptor, reserved ones included
 )
 
-// maxOutcome is where a release's outcome is cut, in bytes.
-const maxOutcome = 128
-
 // ErrNotSupported is in the chain of Decode's error if the message is right and
 // asks for what this version does not have.
 var ErrNotSupported = errors.New("not supported by this version")
@@ -33,20 +29,12 @@ type Ask struct {
 	// Request is what is to be decided: the descriptors without their reserved
 	// entries. It has no descriptor if there is nothing to decide.
 	Request policy.Request
-	// Releases are the leases that the message ends.
-	Releases []Release
+	// Releases are the leases that the message ends. They have the shape of lease
+	// ids, and need not be of the message's domain.
+	Releases []limit.LeaseID
 	// places has one element for each descriptor of the message: its index in
 	// Request.Descriptors, or -1 if it is not asked.
 	places []int
-}
-
-// Release is a descriptor that ends a lease.
-type Release struct {
-	// Lease has the shape of a lease id. It need not be of the message's domain.
-	Lease limit.LeaseID
-	// Outcome says how the work ended, for metrics and audit; "" if unknown. It is
-	// a request value, of at most 128 bytes.
-	Outcome string
 }
 
 // Decode reads a message. Its errors are for the sender: they say what is wrong,
@@ -137,9 +125,8 @@ func Decode(m *rls.RateLimitRequest) (Ask, error) {
 }
 
 const (
-	keyEvent   = limit.ReservedPrefix + "event"
-	keyLease   = limit.ReservedPrefix + "lease_id"
-	keyOutcome = limit.ReservedPrefix + "outcome"
+	keyEvent = limit.ReservedPrefix + "event"
+	keyLease = limit.ReservedPrefix + "lease_id"
 )
 
 const (
@@ -150,7 +137,7 @@ const (
 
 // reserved is what a descriptor's reserved entries say.
 type reserved struct {
-	event, lease, outcome string
+	event, lease string
 }
 
 // add notes one reserved entry. Keys that it doesn't know are left to later
@@ -174,34 +161,21 @@ func (r *reserved) add(key, value string) error {
 			return errors.New(keyLease + " stands twice; send one release a descriptor")
 		}
 		r.lease = value
-	case keyOutcome:
-		r.outcome = value
 	}
 	return nil
 }
 
 // release is the release that the entries ask for. An empty lease id is none: an
 // Envoy without a lease in its metadata may send one.
-func (r *reserved) release() (Release, error) {
+func (r *reserved) release() (limit.LeaseID, error) {
 	if r.lease == "" {
-		return Release{}, fmt.Errorf("release by stream id is %w; send %s", ErrNotSupported, keyLease)
+		return "", fmt.Errorf("release by stream id is %w; send %s", ErrNotSupported, keyLease)
 	}
 	id, err := limit.ParseLeaseID(r.lease)
 	if err != nil {
-		return Release{}, fmt.Errorf("%s: %w; send back the id of the answer that granted the lease", keyLease, err)
+		return "", fmt.Errorf("%s: %w; send back the id of the answer that granted the lease", keyLease, err)
 	}
-	return Release{Lease: id, Outcome: cut(r.outcome, maxOutcome)}, nil
-}
-
-// cut returns the whole characters of s within n bytes.
-func cut(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return s[:n]
+	return id, nil
 }
 
 // override reads the limit that a descriptor brings along; nil for none.

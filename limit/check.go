@@ -20,9 +20,9 @@ func (c Class) String() string {
 }
 
 // Check is a limit applied to one subject with a number of hits: what a store
-// is asked. Two checks of a request may share a Key only if they are of one
-// kind and length but differ in what they allow; then each carries the hits of
-// both, and the state is charged once.
+// is asked. Two checks of a request may share a Key only if both are windows,
+// which then have one length and differ in what they allow: each carries the hits
+// of both, and the state is charged once.
 type Check struct {
 	// Key names the state in the store: see [Key].
 	Key   string

@@ -70,12 +70,6 @@ func LeasesKey(domain string) string {
 	return b.String()
 }
 
-// LeasesKeyOf is the name of the index that lists the lease.
-func LeasesKeyOf(id LeaseID) string {
-	_, domain := id.split()
-	return "weir:{" + domain + "}:leases"
-}
-
 func keyPrefix(b *strings.Builder, domain string) {
 	b.WriteString("weir:{")
 	escape(b, domain, len(domain))

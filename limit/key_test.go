@@ -27,16 +27,9 @@ func TestKey(t *testing.T) {
 		{"a}b{c:d", bucket, []limit.Entry{{Key: "k:,=#%", Value: "{} \x00\n\x7f"}}, "weir:{a%7Db%7Bc%3Ad}:b:k%3A%2C%3D%23%25=%7B%7D%20%00%0A%7F"},
 		{"d", bucket, []limit.Entry{{Key: "k", Value: "grün"}}, "weir:{d}:b:k=grün"},
 		{"d", bucket, []limit.Entry{{Key: "k", Value: long[:64]}}, "weir:{d}:b:k=" + long[:64]},
-		{"d", bucket, []limit.Entry{{Key: "k", Value: long}}, "weir:{d}:b:k=#U3A-R8u0q6GZ3kn6dT2ZGjGyvGtLdySbcS-vO1oNoMY"},
+		{"d", bucket, []limit.Entry{{Key: "k", Value: long}}, "weir:{d}:b:k=#lTfF_fEgSC99WNJentWD9SwCtOME6oFNsWM61WWu1-k"},
 	} {
 		got := limit.Key(tt.domain, tt.l, tt.subject)
-		if strings.Contains(tt.want, "#U3A") { // any digest, of 43 characters
-			prefix, digest, ok := strings.Cut(got, "#")
-			if prefix != "weir:{d}:b:k=" || !ok || len(digest) != 43 {
-				t.Errorf("Key of a long value = %q, want # and a digest", got)
-			}
-			continue
-		}
 		if got != tt.want {
 			t.Errorf("Key(%q, %v, %v) = %q, want %q", tt.domain, tt.l, tt.subject, got, tt.want)
 		}
@@ -48,7 +41,7 @@ func FuzzKey(f *testing.F) {
 	f.Add("a", "b", "c", "d")
 	f.Add("a=b", "", "a", "b=")
 	f.Add("a", "b,c=d", "a", "b")
-	f.Add("k", "#U3A-R8u0q6GZ3kn6dT2ZGjGyvGtLdySbcS-vO1oNoMY", "k", strings.Repeat("x", 65))
+	f.Add("k", "#lTfF_fEgSC99WNJentWD9SwCtOME6oFNsWM61WWu1-k", "k", strings.Repeat("x", 65))
 	bucket := limit.TokenBucket{Capacity: 1, Scale: 1, Refill: 1}
 	f.Fuzz(func(t *testing.T, k1, v1, k2, v2 string) {
 		one := []limit.Entry{{Key: k1, Value: v1}}
@@ -77,17 +70,14 @@ func TestLeaseID(t *testing.T) {
 		if got := id.Domain(); got != domain {
 			t.Errorf("%q.Domain() = %q, want %q", id, got, domain)
 		}
-		if len(id.Token()) != 22 || strings.Contains(id.Short(), id.Token()) {
-			t.Errorf("token %q, short %q", id.Token(), id.Short())
+		if len(id.Token()) != 22 {
+			t.Errorf("token %q", id.Token())
 		}
 		// Record and sets share a slot of Redis Cluster.
 		tag := limit.LeasesKey(domain)
 		tag = tag[:strings.Index(tag, "}")+1]
 		if key := limit.LeaseKey(id); !strings.HasPrefix(key, tag) {
 			t.Errorf("LeaseKey(%q) = %q, want prefix %q", id, key, tag)
-		}
-		if got, want := limit.LeasesKeyOf(id), limit.LeasesKey(domain); got != want {
-			t.Errorf("LeasesKeyOf(%q) = %q, want %q", id, got, want)
 		}
 	}
 	for _, bad := range []string{

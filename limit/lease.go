@@ -63,12 +63,6 @@ func (id LeaseID) Token() string {
 	return token
 }
 
-// Short is the id as it may be logged: it names the lease and cannot end it.
-func (id LeaseID) Short() string {
-	token, domain := id.split()
-	return token[:min(6, len(token))] + "…." + domain
-}
-
 func (id LeaseID) split() (token, domain string) {
 	token, domain, _ = strings.Cut(string(id), ".")
 	return token, domain

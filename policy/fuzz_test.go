@@ -42,9 +42,13 @@ func use(t *testing.T, s *Set) {
 	if err := s.Describe(&strings.Builder{}); err != nil {
 		t.Error(err)
 	}
-	for c := range s.Limits() {
-		if c.Name == "" || len(c.Name) > maxName || !printable(c.Name) {
-			t.Errorf("a limit has the name %q, want it fit for a label", c.Name)
+	for _, d := range s.domains {
+		for n := range d.policies() {
+			for _, r := range n.rules {
+				if name := r.check.Name; name == "" || len(name) > maxName || !printable(name) {
+					t.Errorf("a limit has the name %q, want it fit for a label", name)
+				}
+			}
 		}
 	}
 	override := limit.Window{Max: 1, Unit: limit.Day, Multiplier: 1}

@@ -111,19 +111,21 @@ func TestTheExampleLoads(t *testing.T) {
 		t.Errorf("the example has warnings: %q", w)
 	}
 	var got []string
-	for c := range s.Limits() {
-		got = append(got, fmt.Sprintf("%s %s %s %v %v", c.Domain, c.Name, c.Kind, c.Class, c.Shadow))
+	for n := range s.domains["inference"].policies() {
+		for _, r := range n.rules {
+			got = append(got, fmt.Sprintf("%s %T %v %v", r.check.Name, r.check.Limit, r.check.Class, r.check.Shadow))
+		}
 	}
 	want := []string{
-		"inference account token_bucket lane false",
-		"inference account concurrency lane false",
-		"inference account.plan token_bucket lane true",
-		"inference pool concurrency pool false",
-		"inference api_key token_bucket lane false",
-		"inference api_key_tokens rate_limit lane false",
+		"account limit.TokenBucket lane false",
+		"account limit.Concurrency lane false",
+		"account.plan limit.TokenBucket lane true",
+		"pool limit.Concurrency pool false",
+		"api_key limit.TokenBucket lane false",
+		"api_key_tokens limit.Window lane false",
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("Limits() = %q, want %q", got, want)
+		t.Errorf("the example has %q, want %q", got, want)
 	}
 }
 

@@ -19,6 +19,9 @@ func (s *Set) Match(r Request) Match {
 	total := 0 // checks, at most
 	for _, asked := range r.Descriptors {
 		p := d.find(asked.Entries)
+		if asked.refundsNothing(r.Hits) {
+			p, asked.Override = place{}, nil
+		}
 		places = append(places, p)
 		if asked.Override != nil {
 			total++
@@ -41,7 +44,7 @@ func (s *Set) Match(r Request) Match {
 		from := len(indices)
 		hits := asked.cost(r.Hits)
 		n := places[i].node
-		if asked.Override != nil {
+		if asked.Override != nil && !asked.refundsNothing(r.Hits) {
 			c := limit.Check{
 				Key:    limit.Key(d.name, *asked.Override, asked.Entries),
 				Limit:  *asked.Override,
@@ -104,6 +107,12 @@ func (d Descriptor) cost(request uint64) int64 {
 		return -n
 	}
 	return n
+}
+
+// refundsNothing reports whether the descriptor gives back 0 hits. It meets no
+// limit then: S9, a refund never refuses, and 0 hits of any other kind ask.
+func (d Descriptor) refundsNothing(request uint64) bool {
+	return d.Negative && d.cost(request) == 0
 }
 
 // few is up to how many elements a scan of a list is used instead of a map.

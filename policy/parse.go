@@ -53,7 +53,7 @@ func parse(name string, data []byte, o Options) *parser {
 		lenient:  o.Lenient,
 		errors:   problems{file: name},
 		warnings: problems{file: name},
-		domain:   &domain{file: name},
+		domain:   &domain{file: name, shadow: o.Shadow},
 	}
 	if len(data) > maxFile {
 		p.fail(1, nil, fmt.Sprintf("the file is larger than %d MiB; split it into domains", maxFile>>20))
@@ -117,7 +117,8 @@ func (p *parser) root(n *yaml.Node) {
 		p.domainName(f)
 	}
 	if f := get(fields, "shadow_mode"); f != nil {
-		p.domain.shadow, _ = p.flag(f, nil)
+		on, _ := p.flag(f, nil)
+		p.domain.shadow = p.domain.shadow || on
 	}
 	if f := get(fields, "descriptors"); f != nil {
 		p.descriptors(f, &p.domain.root, nil, 1)
@@ -160,6 +161,23 @@ func (p *parser) descriptors(f *field, parent *node, at *path, depth int) {
 			return
 		}
 		p.descriptor(resolve(item), parent, &path{up: at, index: i}, depth)
+	}
+	p.sharedOnce(parent, at)
+}
+
+// sharedOnce refuses a pattern that shares its subject beside a policy whose key
+// is the same text: a request that sends that text would name both subjects alike.
+func (p *parser) sharedOnce(parent *node, at *path) {
+	for _, shared := range parent.children {
+		if !shared.share || !strings.Contains(shared.key, "*") {
+			continue
+		}
+		for _, other := range parent.children {
+			if other != shared && other.key == shared.key {
+				p.fail(shared.line, at, fmt.Sprintf("a key with share_threshold must stand alone, and line %d has the same key; give that one another pattern", other.line))
+				return
+			}
+		}
 	}
 }
 

@@ -2,7 +2,6 @@
 package policy
 
 import (
-	"iter"
 	"slices"
 
 	"weir/limit"
@@ -51,6 +50,9 @@ type Options struct {
 	// Lenient loads, with a warning, what envoyproxy/ratelimit accepts by
 	// mistake: see [Set.Warnings].
 	Lenient bool
+	// Shadow makes every limit of every domain a shadow one: a first week in which
+	// nobody is refused.
+	Shadow bool
 }
 
 // Set is the policies of some domains. It never changes once it is loaded and
@@ -71,33 +73,3 @@ func (s *Set) Has(domain string) bool { return s.domains[domain] != nil }
 // same, in the form of the errors of [Load]: keys that have no effect in weir,
 // and what is let pass because of Options.Lenient.
 func (s *Set) Warnings() []string { return slices.Clone(s.warnings) }
-
-// Configured is one limit of a policy file.
-type Configured struct {
-	Domain string
-	Name   string // as in limit.Check
-	Kind   string // its key in the file: token_bucket, rate_limit or concurrency
-	Limit  limit.Limit
-	Class  limit.Class
-	Shadow bool
-}
-
-// Limits returns every configured limit, by domain and then in file order. Two
-// may have the same name, kind and domain. Unlimited ones are left out.
-func (s *Set) Limits() iter.Seq[Configured] {
-	return func(yield func(Configured) bool) {
-		for _, name := range s.names {
-			for n := range s.domains[name].policies() {
-				for _, r := range n.rules {
-					if r.check.Limit == nil {
-						continue
-					}
-					c := Configured{Domain: name, Name: r.check.Name, Kind: r.kind(), Limit: r.check.Limit, Class: r.check.Class, Shadow: r.check.Shadow}
-					if !yield(c) {
-						return
-					}
-				}
-			}
-		}
-	}
-}

@@ -55,18 +55,6 @@ type rule struct {
 	period time.Duration
 }
 
-// kind is the rule's key in a policy file.
-func (r rule) kind() string {
-	switch r.check.Limit.(type) {
-	case limit.TokenBucket:
-		return "token_bucket"
-	case limit.Concurrency:
-		return "concurrency"
-	case limit.Window, nil: // nil is unlimited
-	}
-	return "rate_limit"
-}
-
 // policies returns all nodes but the root, each before its children.
 func (d *domain) policies() iter.Seq[*node] {
 	return func(yield func(*node) bool) { d.root.each(yield) }

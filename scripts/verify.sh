@@ -20,12 +20,22 @@ check() {
   failed=1
 }
 
+# named: every test that a page names exists.
+named() {
+  local name missing=0
+  for name in $(grep -ohE '`(Test|Fuzz)[A-Za-z0-9]+`' docs/*.md docs/decisions/*.md README.md | tr -d '`' | sort -u); do
+    grep -rqE "^func $name\\(" --include='*_test.go' . || { echo "no test $name" >&2; missing=1; }
+  done
+  return $missing
+}
+
 for mod in go.mod bench/go.mod tools/*/go.mod; do
   dir=$(dirname "$mod")
   check "(cd $dir && go mod tidy)" go -C "$dir" mod tidy -diff
 done
 check "make generate" "$BIN/buf" generate --output "$tmp"
 check "make generate" diff -ru --exclude='*.proto' proto "$tmp/proto"
+check "name a test that exists" named
 check "make fmt" "$BIN/golangci-lint" fmt --diff
 
 exit $failed

@@ -160,6 +160,8 @@ func (s leases) Release(ctx context.Context, m *weirv1.ReleaseRequest) (*weirv1.
 		return nil, toStatus(err)
 	}
 	r := &weirv1.ReleaseResponse{Results: make([]*weirv1.ReleaseResult, len(m.GetLeaseIds()))}
+	ctx, cancel := detach(ctx)
+	defer cancel()
 	ids, first := distinct(m.GetLeaseIds())
 	each(ids, func(i int, id string) {
 		r.Results[first[id]] = &weirv1.ReleaseResult{Status: s.releaseOne(ctx, id)}
@@ -212,6 +214,8 @@ func (s leases) Renew(ctx context.Context, m *weirv1.RenewRequest) (*weirv1.Rene
 	if err := checkCount(len(m.GetLeaseIds())); err != nil {
 		return nil, toStatus(err)
 	}
+	ctx, cancel := detach(ctx)
+	defer cancel()
 	r := &weirv1.RenewResponse{Results: make([]*weirv1.RenewResult, len(m.GetLeaseIds()))}
 	each(m.GetLeaseIds(), func(i int, id string) { r.Results[i] = s.renewOne(ctx, id) })
 	return r, nil
@@ -222,8 +226,6 @@ func (s leases) renewOne(ctx context.Context, text string) *weirv1.RenewResult {
 	if err != nil { // no lease has such an id
 		return &weirv1.RenewResult{Status: weirv1.RenewStatus_RENEW_STATUS_LOST}
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
-	defer cancel()
 	start := time.Now()
 	n, err := s.store.Renew(ctx, id)
 	s.observe(ctx, "renew", start, err)
@@ -255,7 +257,7 @@ func checkCount(n int) error {
 }
 
 // each calls f for every id, a bounded number at once, and waits for all.
-func each(ids []string, f func(i int, id string)) {
+func each[T any](ids []T, f func(i int, id T)) {
 	if len(ids) == 1 {
 		f(0, ids[0])
 		return

@@ -47,10 +47,10 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 		granted:     counter("weir_leases_granted_total", "Leases granted by this replica.", "domain"),
 		released:    counter("weir_leases_released_total", "Releases that this replica answered, by result: RELEASED, NOT_HELD, EXPIRED.", "domain", "result"),
 		expired:     counter("weir_leases_expired_total", "Leases that ended by expiry: nobody released them. Each is counted by one replica.", "domain"),
-		givenBack:   counter("weir_leases_given_back_total", "Leases whose caller had gone before it was told, and that were released for it.", "domain"),
+		givenBack:   counter("weir_leases_given_back_total", "Leases whose caller had gone before it was told: they are released at once.", "domain"),
 		misuse:      counter("weir_misuse_total", "Requests that ask for what weir does not do: negative_hits_on_concurrency frees no slot.", "domain", "reason"),
 	}
-	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_store_up", Help: "1 if the last call of the store succeeded."},
+	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_store_up", Help: "0 after a call of the store failed, until it answers and nothing has failed for a second."},
 		func() float64 { return number(s.storeFound.Load() && !s.storeAway.Load()) })
 	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_ready", Help: "1 if this replica says that it is ready."},
 		func() float64 { return number(s.ready()) })
@@ -130,7 +130,7 @@ func (s *Server) countMisuse(set *policy.Set, r policy.Request, m policy.Match) 
 // replicas. A domain that the store does not count has no value.
 type held struct{ *Server }
 
-var heldDesc = prometheus.NewDesc("weir_leases_held", "Leases held now, over all replicas of this store.", []string{"domain"}, nil)
+var heldDesc = prometheus.NewDesc("weir_leases_held", "Leases held now, over all replicas of this store: each tells the same, so take the max.", []string{"domain"}, nil)
 
 // Describe implements [prometheus.Collector].
 func (h held) Describe(c chan<- *prometheus.Desc) { c <- heldDesc }

@@ -395,3 +395,44 @@ func TestNoLeaseIsLeftOverFromALongOutage(t *testing.T) {
 	r.recovered(t)
 	r.heldReaches(t, 0)
 }
+
+// Somebody else's value under a key of ours, and a Redis without memory: the one is
+// about that key alone, the other is an outage, and neither fills the log.
+func TestErrorsOfOneKeyAreNoOutage(t *testing.T) {
+	redis := storetest.StartRedisTCP(t, storetest.AnyRedis(t))
+	r := newReplica(t, outagePolicy, "--redis", redis.URL, "--store-timeout", "1s")
+	r.ready(t)
+	client := redisClient(t, redis)
+	if err := client.LPush(within(t), "weir:{d}:b:a=poisoned", "x").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		if code, bypass, reason := r.decided(t, "[a=poisoned]"); code != "OK" || bypass != "open" || reason != "store_error" {
+			t.Errorf("a poisoned key = %s, bypass %q, reason %q, want OK, open, store_error", code, bypass, reason)
+		}
+		if code, bypass, _ := r.decided(t, "[lane=x]"); code == "" || bypass != "" {
+			t.Errorf("another key = %s, bypass %q, want no bypass", code, bypass)
+		}
+	}
+	if code, h := r.healthz(t); code != 200 || h.Status != "ok" {
+		t.Errorf("healthz = %d %+v, want ok", code, h)
+	}
+	r.expectLogged(t, "store failed", 0)
+
+	if err := client.ConfigSet(within(t), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		if code, bypass, reason := r.decided(t, "[a=1]"); code != "OK" || bypass != "open" || reason != "store_unavailable" {
+			t.Errorf("without memory = %s, bypass %q, reason %q, want OK, open, store_unavailable", code, bypass, reason)
+		}
+	}
+	if code, h := r.healthz(t); code != 200 || h.Status != "degraded" {
+		t.Errorf("healthz = %d %+v, want degraded", code, h)
+	}
+	r.expectLogged(t, "store failed", 1)
+	if err := client.ConfigSet(within(t), "maxmemory", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	r.recovered(t)
+}

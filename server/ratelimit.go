@@ -31,15 +31,8 @@ func (s rateLimit) ShouldRateLimit(ctx context.Context, m *rls.RateLimitRequest)
 	if err != nil {
 		return nil, toStatus(badRequest(err.Error()))
 	}
-	for _, r := range ask.Releases {
-		if r.Lease.Domain() != m.GetDomain() {
-			s.metrics.released.WithLabelValues(label(set, m.GetDomain()), limit.NotHeld.String()).Inc()
-			continue // another domain's lease is not held in this one
-		}
-		// A release never fails open: UNAVAILABLE, so that Envoy tries again.
-		if _, err := s.release(ctx, r.Lease); err != nil {
-			return nil, toStatus(err)
-		}
+	if err := s.releaseAll(ctx, m.GetDomain(), ask.Releases); err != nil {
+		return nil, toStatus(err)
 	}
 	if len(ask.Request.Descriptors) == 0 { // nothing is asked
 		return envoy.Encode(ask, policy.Match{}, limit.Decision{Admitted: true}, limit.Verdict{Admitted: true}, s.encode), nil
@@ -48,4 +41,23 @@ func (s rateLimit) ShouldRateLimit(ctx context.Context, m *rls.RateLimitRequest)
 	s.countMisuse(set, ask.Request, match)
 	d, v := s.decide(ctx, set, ask.Request.Domain, match.Checks)
 	return envoy.Encode(ask, match, d, v, s.encode), nil
+}
+
+// releaseAll ends the leases of a message. A release never fails open: an error is
+// UNAVAILABLE, so that Envoy tries again.
+func (s rateLimit) releaseAll(ctx context.Context, domain string, ids []limit.LeaseID) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	ctx, cancel := detach(ctx)
+	defer cancel()
+	errs := make([]error, len(ids))
+	each(ids, func(i int, id limit.LeaseID) {
+		if id.Domain() != domain { // another domain's lease is not held in this one
+			s.metrics.released.WithLabelValues(label(s.policies.Load(), domain), limit.NotHeld.String()).Inc()
+			return
+		}
+		_, errs[i] = s.release(ctx, id)
+	})
+	return errors.Join(errs...)
 }

@@ -23,6 +23,10 @@ import (
 	"weir/store"
 )
 
+// tellStreams is how long those who watch the health have to be told of the drain
+// before their streams end.
+const tellStreams = 50 * time.Millisecond
+
 // detachedTimeout bounds work that outlives its caller: releases, and the giving
 // back of what nobody waits for.
 const detachedTimeout = time.Second
@@ -51,9 +55,11 @@ type Server struct {
 
 	policies atomic.Pointer[policy.Set] // nil until the first are loaded
 
-	storeAway  atomic.Bool // its last answer was an error
-	storeFound atomic.Bool // it has answered once
-	draining   atomic.Bool
+	storeAway   atomic.Bool  // a call failed, and no look since was quiet
+	storeFound  atomic.Bool  // it has answered once
+	failures    atomic.Int64 // since the last look
+	lastStrange atomic.Int64 // the second of the last log line about an error that is no failure
+	draining    atomic.Bool
 
 	reporting sync.Mutex // held while health is told, so that the newest is told last
 
@@ -109,7 +115,11 @@ func (s *Server) decide(ctx context.Context, set *policy.Set, domain string, che
 	if d.Lease != "" && ctx.Err() != nil {
 		// The caller has gone: nobody will release what it was granted.
 		s.metrics.givenBack.WithLabelValues(label(set, domain)).Inc()
-		s.detached.Go(func() { _, _ = s.release(ctx, d.Lease) }) // if it fails, the lease expires
+		s.detached.Go(func() {
+			ctx, cancel := detach(ctx)
+			defer cancel()
+			_, _ = s.release(ctx, d.Lease) // if it fails, the lease expires
+		})
 	}
 	return d, v
 }
@@ -128,11 +138,14 @@ func (s *Server) ask(ctx context.Context, r limit.Request) limit.Decision {
 	return d
 }
 
-// release ends a lease within a second, whatever becomes of the caller, and
-// counts what it found.
+// detach returns a context for work that must be finished although its caller
+// has gone, within a second.
+func detach(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
+}
+
+// release ends a lease, and counts what it found. Its ctx is one of detach.
 func (s *Server) release(ctx context.Context, id limit.LeaseID) (limit.ReleaseResult, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
-	defer cancel()
 	start := time.Now()
 	r, err := s.store.Release(ctx, id)
 	s.observe(ctx, "release", start, err)
@@ -152,20 +165,29 @@ func (s *Server) release(ctx context.Context, id limit.LeaseID) (limit.ReleaseRe
 func (s *Server) observe(ctx context.Context, op string, start time.Time, err error) {
 	s.metrics.storeSeconds.WithLabelValues(op).Observe(time.Since(start).Seconds())
 	switch {
-	case err != nil:
-		s.metrics.storeErrors.WithLabelValues(op, reason(err)).Inc()
-		if !s.storeAway.Load() && s.storeAway.CompareAndSwap(false, true) {
-			s.log.ErrorContext(ctx, "store failed: decisions are bypassed until it answers", "op", op, "err", err)
+	case err == nil:
+		if !s.storeFound.Load() && s.storeFound.CompareAndSwap(false, true) {
 			s.reportHealth()
 		}
-	case !s.storeFound.Load() && s.storeFound.CompareAndSwap(false, true):
-		s.reportHealth()
+		return
+	case !errors.Is(err, store.ErrUnavailable):
+		// A bug or misuse, say somebody else's value under a key of ours: it is about
+		// that key, and says nothing about the store.
+		if now := start.Unix(); s.lastStrange.Swap(now) != now {
+			s.log.ErrorContext(ctx, "store answered with an error: the decision is bypassed", "op", op, "err", err)
+		}
+	default:
+		s.failures.Add(1)
+		if !s.storeAway.Load() && s.storeAway.CompareAndSwap(false, true) {
+			s.log.ErrorContext(ctx, "store failed: what it does not answer in time is bypassed", "op", op, "err", err)
+		}
 	}
+	s.metrics.storeErrors.WithLabelValues(op, reason(err)).Inc()
 }
 
-// Run looks after the store until ctx ends, and returns then. It alone says that
-// a store has come back, so that one that answers now and then does not fill the
-// log.
+// Run looks after the store until ctx ends, and returns then. It alone says that a
+// store has come back, when it answers and no call has failed since the last look,
+// so that one that answers now and then does not fill the log.
 func (s *Server) Run(ctx context.Context) {
 	const usual, atFirst = time.Second, 50 * time.Millisecond // between two looks
 	timer := time.NewTimer(0)
@@ -190,13 +212,17 @@ func (s *Server) look(ctx context.Context) {
 	ping, cancel := context.WithTimeout(ctx, detachedTimeout)
 	defer cancel()
 	first := !s.storeFound.Load()
+	quiet := s.failures.Swap(0) == 0
 	start := time.Now()
 	err := s.store.Ping(ping)
 	if ctx.Err() != nil {
 		return // we stop: it says nothing about the store
 	}
 	s.observe(ctx, "ping", start, err)
-	if err == nil && (s.storeAway.CompareAndSwap(true, false) || first) {
+	if err != nil {
+		return
+	}
+	if quiet && s.storeAway.CompareAndSwap(true, false) || first && !s.storeAway.Load() {
 		s.log.InfoContext(ctx, "store answers")
 	}
 }
@@ -206,12 +232,15 @@ func (s *Server) look(ctx context.Context) {
 func (s *Server) Drain() {
 	s.draining.Store(true)
 	s.reportHealth()
-	s.endStreams()
+	time.AfterFunc(tellStreams, s.endStreams)
 }
 
 // Close waits for calls that outlived their callers, at most about a second. No
 // request may come any more.
-func (s *Server) Close() { s.detached.Wait() }
+func (s *Server) Close() {
+	s.endStreams()
+	s.detached.Wait()
+}
 
 // reason is the word of metrics and metadata for a store's error.
 func reason(err error) string {

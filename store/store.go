@@ -14,6 +14,15 @@ import (
 // reached or did not answer in time. The call may have taken effect.
 var ErrUnavailable = errors.New("store unavailable")
 
+// CheckRequest returns an error for a request that breaks the contract of
+// [limit.Request]: a bug of the caller's, which no store may turn into state.
+func CheckRequest(r limit.Request) error {
+	if r.Lease == "" && limit.NeedsLease(r.Checks) {
+		return errors.New("a request that meets a concurrency limit must bring a lease id")
+	}
+	return nil
+}
+
 // Store decides requests and looks after leases. Its methods may be called at
 // once from many goroutines. A cancelled or expired ctx ends a call with an
 // error that wraps [ErrUnavailable]; the call may have taken effect all the

@@ -32,6 +32,9 @@ type serveCommand struct {
 	AdminListen      string        `env:"WEIR_ADMIN_LISTEN" default:"127.0.0.1:6070" placeholder:"ADDR" help:"Address of /rlconfig and /debug/pprof/ (${default}); keep it private. Empty: none."`
 	StoreTimeout     time.Duration `env:"WEIR_STORE_TIMEOUT" default:"10ms" help:"How long a decision waits for Redis; below the 20ms that Envoy waits (${default})."`
 	FailureMode      string        `env:"WEIR_FAILURE_MODE" enum:"open" default:"open" help:"What happens when Redis does not answer: open admits, counted and flagged. (Only open in this version.)"`
+	Replicas         int           `env:"WEIR_REPLICAS" default:"1" help:"How many replicas share the load (${default}). (It has no effect yet: it is for the failure mode local.)"`
+	MaxWait          time.Duration `env:"WEIR_MAX_WAIT" default:"2ms" help:"How long a full lane or pool waits for a slot (${default}). (It has no effect yet: nothing waits.)"`
+	Shadow           bool          `env:"WEIR_SHADOW" help:"Refuse nobody: evaluate and count every limit as if it were in shadow_mode, for a first week."`
 	Lenient          bool          `env:"WEIR_LENIENT" help:"Load, with a warning, what envoyproxy/ratelimit accepts by mistake."`
 	LeaseHeader      bool          `env:"WEIR_LEASE_HEADER" help:"Send the lease id to the upstream as x-weir-lease, so that it can release."`
 	RateLimitHeaders bool          `name:"ratelimit-headers" env:"WEIR_RATELIMIT_HEADERS" help:"Send the RateLimit and RateLimit-Policy headers (IETF draft) to clients."`
@@ -52,12 +55,18 @@ const gcHeadroom = 32 << 20
 
 // Run runs the service until its context ends.
 func (c *serveCommand) Run(con console) error {
+	if c.StoreTimeout <= 0 {
+		return fmt.Errorf("--store-timeout must be above 0, got %v; the default is 10ms", c.StoreTimeout)
+	}
 	headroom := make([]byte, gcHeadroom)
 	defer runtime.KeepAlive(headroom)
 	log := slog.New(slog.NewTextHandler(con.stderr, &slog.HandlerOptions{Level: c.LogLevel}))
-	set, err := policy.Load(c.Policy, policy.Options{Lenient: c.Lenient})
+	set, err := policy.Load(c.Policy, policy.Options{Lenient: c.Lenient, Shadow: c.Shadow})
 	if err != nil {
 		return fmt.Errorf("the policies cannot be used:\n%w", err)
+	}
+	if c.Shadow {
+		log.WarnContext(con.ctx, "shadow: no limit refuses anybody")
 	}
 	for _, warning := range set.Warnings() {
 		log.WarnContext(con.ctx, "policy", "warning", warning)
@@ -90,7 +99,7 @@ func (c *serveCommand) store() (store.Store, error) {
 	if c.Redis == "" {
 		return memory.New(memory.Options{}), nil
 	}
-	s, err := redis.Open(redis.Options{URL: c.Redis})
+	s, err := redis.Open(redis.Options{URL: c.Redis, ReplyTimeout: c.StoreTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("--redis: %w", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"container/heap"
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -73,6 +74,9 @@ func New(o Options) *Store {
 
 // Decide implements [store.Store].
 func (s *Store) Decide(_ context.Context, r limit.Request) (limit.Decision, error) {
+	if err := store.CheckRequest(r); err != nil {
+		return limit.Decision{}, fmt.Errorf("memory: decide: %w", err)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
@@ -89,15 +93,11 @@ func (s *Store) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 	}
 	var few [8]*state // no allocation for most requests
 	found := append(few[:0], make([]*state, len(r.Checks))...)
+	var fresh freshStates
 	for i, c := range r.Checks {
 		st := s.states[c.Key]
 		if st == nil {
-			// It enters the map only when it is written.
-			if j := slices.IndexFunc(r.Checks[:i], func(o limit.Check) bool { return o.Key == c.Key }); j >= 0 {
-				st = found[j]
-			} else {
-				st = &state{}
-			}
+			st = fresh.get(c.Key) // it enters s.states only when it is written
 		}
 		found[i] = st
 		passed := false
@@ -172,6 +172,30 @@ func (s *Store) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 	}
 	s.sweep(len(r.Checks), now)
 	return d, nil
+}
+
+// freshStates are states that are not kept yet, by key. One key, the usual case,
+// needs no map.
+type freshStates struct {
+	key  string // of the first
+	one  *state
+	more map[string]*state
+}
+
+func (f *freshStates) get(key string) *state {
+	if f.one == nil {
+		f.key, f.one = key, &state{}
+	}
+	if f.key == key {
+		return f.one
+	}
+	if f.more == nil {
+		f.more = make(map[string]*state)
+	}
+	if f.more[key] == nil {
+		f.more[key] = &state{}
+	}
+	return f.more[key]
 }
 
 // result is what is told of one check after the decision.
@@ -262,13 +286,6 @@ func (s *Store) Ping(context.Context) error { return nil }
 
 // Close implements [store.Store].
 func (s *Store) Close() error { return nil }
-
-// Len is the number of states and leases that are kept.
-func (s *Store) Len() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.states) + len(s.leases)
-}
 
 // write keeps st under key until meaningless ms, and a slack. The mutex is held.
 func (s *Store) write(key string, st *state, meaningless int64, slack time.Duration, now int64) {

@@ -12,7 +12,8 @@ import (
 
 func TestScenarios(t *testing.T) {
 	storetest.RunScenarios(t, "../testdata", func(_ *testing.T, now func() int64) storetest.Fixture {
-		return storetest.Fixture{Store: memory.New(memory.Options{Now: now})}
+		s := memory.New(memory.Options{Now: now})
+		return storetest.Fixture{Store: s, Dump: s.Dump}
 	})
 }
 

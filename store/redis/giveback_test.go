@@ -1,7 +1,9 @@
 package redis
 
 import (
+	"context"
 	"errors"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,7 +30,7 @@ func TestADecisionThatWasGivenUpTakesNothing(t *testing.T) {
 		Checks: []limit.Check{{Name: "k", Limit: l, Hits: 1, Key: limit.Key("d", l, nil)}},
 		Lease:  storetest.TestLease("d", 1),
 	}
-	if err := s.release(ctx, r.Lease); err != nil {
+	if err := s.giveBackOne(r.Lease); err != nil {
 		t.Fatal(err)
 	}
 	if d, err := s.Decide(ctx, r); err == nil || errors.Is(err, store.ErrUnavailable) {
@@ -59,5 +61,69 @@ func TestCloseTwice(t *testing.T) {
 	}
 	if _, err := s.Decide(storetest.Context(t), limit.Request{}); !errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("Decide after Close: %v, want ErrUnavailable", err)
+	}
+}
+
+// A stop gives back what a stalled Redis may have granted, if Redis goes on
+// before its connections give up.
+func TestCloseGivesBack(t *testing.T) {
+	server := storetest.StartRedis(t, storetest.AnyRedis(t))
+	s, err := Open(Options{URL: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := limit.NewConcurrency(100, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(ctx context.Context, n uint64) error {
+		_, err := s.Decide(ctx, limit.Request{
+			Domain: "d",
+			Checks: []limit.Check{{Name: "k", Limit: l, Hits: 1, Key: limit.Key("d", l, nil)}},
+			Lease:  storetest.TestLease("d", n),
+		})
+		return err
+	}
+	if err := ask(storetest.Context(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(server.PID(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = syscall.Kill(server.PID(), syscall.SIGCONT) }()
+	for n := range uint64(3) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		if err := ask(ctx, n+2); !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("Decide on a stopped server: %v, want ErrUnavailable", err)
+		}
+		cancel()
+	}
+	closed := make(chan error)
+	go func() { closed <- s.Close() }()
+	if err := syscall.Kill(server.PID(), syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-closed; err != nil {
+		t.Fatal(err)
+	}
+	again, err := Open(Options{URL: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = again.Close() }()
+	if n, err := again.Held(storetest.Context(t), "d"); err != nil || n != 1 {
+		t.Errorf("Held = %d, %v, want the one that was told", n, err)
+	}
+}
+
+func TestAConcurrencyNeedsALeaseID(t *testing.T) {
+	s, err := Open(Options{URL: "redis://127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	r := limit.Request{Domain: "d", Checks: []limit.Check{{Limit: limit.Concurrency{Max: 1, Lease: time.Second}, Key: "k"}}}
+	if _, err := s.Decide(storetest.Context(t), r); err == nil || errors.Is(err, store.ErrUnavailable) {
+		t.Errorf("Decide without a lease id: %v, want an error of its own", err)
 	}
 }

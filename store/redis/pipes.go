@@ -16,23 +16,24 @@ import (
 )
 
 const (
-	// lanes is how many connections carry script calls, and maxBatch how many
-	// calls one round trip takes. A round trip costs Redis more than a script.
-	lanes    = 4
-	maxBatch = 32
-	// replyTimeout is how long a connection waits for Redis before it is given
-	// up. It is longer than callers wait, so that a late answer is still seen.
-	replyTimeout = time.Second
+	// connections is how many carry script calls, and maxBatch how many calls one
+	// round trip takes. A round trip costs Redis more than a script.
+	connections = 4
+	maxBatch    = 32
+	// minReplyTimeout is how long a connection waits for Redis, at least, before it
+	// is given up: longer than callers wait, so that a late answer is still seen.
+	minReplyTimeout = time.Second
 )
 
 // pipes sends script calls in batches that form by themselves: a lone call goes
-// at once, and those that come while all lanes are out share the next round
+// at once, and those that come while all connections are out share the next round
 // trip. No timer waits for anybody.
 type pipes struct {
-	client *goredis.Client
-	calls  chan *call
-	done   chan struct{}
-	work   sync.WaitGroup // the lanes
+	client  *goredis.Client
+	timeout time.Duration // of a round trip
+	calls   chan *call
+	done    chan struct{}
+	work    sync.WaitGroup // the workers
 }
 
 // script is a Lua script and its SHA-1, by which EVALSHA calls it.
@@ -52,8 +53,8 @@ type call struct {
 	cmd   *goredis.Cmd
 	ready chan struct{} // closed when cmd has its answer
 
-	// settled is swapped once, by the caller that leaves or by the lane that
-	// answers, whoever is first.
+	// settled is swapped once, by the caller that leaves or by the worker
+	// that answers, whoever is first.
 	settled atomic.Bool
 	// undo, if not nil, has what the call may have done taken back: it is called
 	// with the answer if the caller has left, or if it is not known whether the
@@ -83,10 +84,10 @@ func (c *call) key(key string, seen map[string]int) int {
 	return len(c.keys)
 }
 
-func newPipes(client *goredis.Client) *pipes {
-	p := &pipes{client: client, calls: make(chan *call), done: make(chan struct{})}
-	for range lanes {
-		p.work.Go(p.lane)
+func newPipes(client *goredis.Client, timeout time.Duration) *pipes {
+	p := &pipes{client: client, timeout: timeout, calls: make(chan *call), done: make(chan struct{})}
+	for range connections {
+		p.work.Go(p.worker)
 	}
 	return p
 }
@@ -113,8 +114,9 @@ func (p *pipes) do(ctx context.Context, c *call) (any, error) {
 	return reply, classify(err)
 }
 
-// lane takes what has gathered, sends it, and answers, until close.
-func (p *pipes) lane() {
+// worker takes what has gathered, sends it, and answers, until close. Each has a
+// connection.
+func (p *pipes) worker() {
 	batch := make([]*call, 0, maxBatch)
 	for {
 		select {
@@ -132,14 +134,14 @@ func (p *pipes) lane() {
 				break gather
 			}
 		}
-		p.send(batch)
+		p.send(batch, p.timeout)
 	}
 }
 
 // send runs a batch in one round trip, and in a second one those whose script
-// Redis does not know.
-func (p *pipes) send(batch []*call) {
-	ctx, cancel := context.WithTimeout(context.Background(), replyTimeout)
+// Redis does not know, within the given time.
+func (p *pipes) send(batch []*call, within time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	p.round(ctx, batch, false)
 	unknown := batch[:0:0]
@@ -197,8 +199,19 @@ func (p *pipes) round(ctx context.Context, calls []*call, source bool) {
 	_, _ = pipe.Exec(ctx)
 }
 
-// close stops the lanes and waits for what is under way. It is called once.
-func (p *pipes) close() {
+// close lets no call in any more, and waits for those under way, at most for the
+// given time; it reports whether all have ended. It is called once.
+func (p *pipes) close(within time.Duration) (ended bool) {
 	close(p.done)
-	p.work.Wait()
+	all := make(chan struct{})
+	go func() {
+		p.work.Wait()
+		close(all)
+	}()
+	select {
+	case <-all:
+		return true
+	case <-time.After(within):
+		return false
+	}
 }

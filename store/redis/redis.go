@@ -44,6 +44,9 @@ type Options struct {
 	// Now returns milliseconds since the epoch, for tests; nil means Redis TIME,
 	// which is the clock of production.
 	Now func() int64
+	// ReplyTimeout is how long a connection waits for an answer before it is given
+	// up; at least, and by default, a second. Callers wait as their ctx says.
+	ReplyTimeout time.Duration
 }
 
 const (
@@ -59,7 +62,7 @@ type Store struct {
 
 	// giveBacks are leases that may have been granted to nobody. What does not
 	// fit ends by its expiry: a stalled Redis can hold no more calls than the
-	// lanes have sent.
+	// connections have sent.
 	giveBacks chan limit.LeaseID
 	stop      context.CancelFunc // ends giving back
 	stopped   sync.WaitGroup
@@ -84,13 +87,14 @@ func Open(o Options) (*Store, error) {
 	opts.MaxRetries = -1
 	opts.DialerRetries = 1
 	opts.ContextTimeoutEnabled = true
-	opts.DialTimeout, opts.ReadTimeout, opts.WriteTimeout = replyTimeout, replyTimeout, replyTimeout
-	opts.PoolSize = lanes + 2 // and for what is not batched
+	timeout := max(o.ReplyTimeout, minReplyTimeout)
+	opts.DialTimeout, opts.ReadTimeout, opts.WriteTimeout = minReplyTimeout, timeout, timeout
+	opts.PoolSize = connections + 2 // and for what is not batched
 	opts.DisableIdentity = true
 	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Store{client: goredis.NewClient(opts), now: o.Now, giveBacks: make(chan limit.LeaseID, maxGiveBacks), stop: cancel}
-	s.pipes = newPipes(s.client)
+	s.pipes = newPipes(s.client, timeout)
 	s.close = sync.OnceValue(s.closeNow)
 	s.stopped.Go(func() { s.giveBack(ctx) })
 	return s, nil
@@ -98,6 +102,9 @@ func Open(o Options) (*Store, error) {
 
 // Decide implements [store.Store].
 func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, error) {
+	if err := store.CheckRequest(r); err != nil {
+		return limit.Decision{}, fmt.Errorf("redis: decide: %w", err)
+	}
 	c := newCall(decideScript)
 	token := ""
 	if r.Lease != "" {
@@ -147,7 +154,7 @@ func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, er
 func decision(r limit.Request, reply any) (limit.Decision, error) {
 	n, err := integers(reply)
 	if err != nil || len(n) != 3+4*len(r.Checks) {
-		return limit.Decision{}, fmt.Errorf("redis: decide: unexpected reply %v: %w", reply, err)
+		return limit.Decision{}, fmt.Errorf("redis: decide: unexpected reply %v", reply)
 	}
 	d := limit.Decision{Admitted: n[0] == 1, Expired: n[1], TTL: limit.Millis(n[2]), Results: make([]limit.Result, len(r.Checks))}
 	if d.TTL > 0 {
@@ -182,10 +189,11 @@ func (s *Store) giveBack(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		for s.release(ctx, id) != nil {
+		for s.giveBackOne(id) != nil {
 			select {
 			case <-time.After(giveBackEvery):
 			case <-ctx.Done():
+				s.undo(id, nil, ctx.Err()) // for giveBackRest
 				return
 			}
 		}
@@ -197,7 +205,7 @@ func (s *Store) giveBackRest() {
 	for {
 		select {
 		case id := <-s.giveBacks:
-			if s.release(context.Background(), id) != nil {
+			if s.giveBackOne(id) != nil {
 				return
 			}
 		default:
@@ -206,17 +214,18 @@ func (s *Store) giveBackRest() {
 	}
 }
 
-// release gives a lease back, also one whose decision Redis has not seen yet.
-func (s *Store) release(ctx context.Context, id limit.LeaseID) error {
-	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
-	defer cancel()
+// giveBackOne releases a lease, also one whose decision Redis has not seen yet:
+// that one will then take nothing. It uses a connection of its own, since the
+// others may be busy with a Redis that does not answer, or closed.
+func (s *Store) giveBackOne(id limit.LeaseID) error {
 	c := s.leaseCall(releaseScript, id)
 	c.args = append(c.args, "1")
-	_, err := s.pipes.do(ctx, c)
-	if errors.Is(err, store.ErrUnavailable) {
+	c.ctx = context.Background()
+	s.pipes.send([]*call{c}, minReplyTimeout)
+	if err := classify(c.cmd.Err()); errors.Is(err, store.ErrUnavailable) {
 		return err
 	}
-	return nil // an error of the script comes again
+	return nil // an error of the script would come again
 }
 
 // Release implements [store.Store].
@@ -254,7 +263,7 @@ func (s *Store) Renew(ctx context.Context, id limit.LeaseID) (limit.Renewal, err
 
 func (s *Store) leaseCall(script *script, id limit.LeaseID) *call {
 	c := newCall(script)
-	c.keys = []string{limit.LeaseKey(id), limit.LeasesKeyOf(id)}
+	c.keys = []string{limit.LeaseKey(id), limit.LeasesKey(id.Domain())}
 	c.args = []any{s.clock(), id.Token()}
 	return c
 }
@@ -284,16 +293,20 @@ func (s *Store) Ping(ctx context.Context) error {
 	return nil
 }
 
-// Close implements [store.Store]. It waits for calls that are under way, at most
-// a second or two; those that wait to be sent fail.
+// Close implements [store.Store]. It waits a second or two for calls that are under
+// way; those that wait to be sent fail.
 func (s *Store) Close() error { return s.close() }
 
 func (s *Store) closeNow() error {
 	s.stop()
 	s.stopped.Wait()
-	s.giveBackRest()
-	s.pipes.close()
-	return s.client.Close()
+	ended := s.pipes.close(minReplyTimeout)
+	if ended { // what was under way may have left leases to give back
+		s.giveBackRest()
+	}
+	err := s.client.Close() // and so the calls that Redis has not answered in all this time
+	s.pipes.work.Wait()
+	return err
 }
 
 // clock is the scripts' now: "" makes them ask Redis.

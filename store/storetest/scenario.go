@@ -52,7 +52,8 @@ type Open func(t *testing.T, now func() int64) Fixture
 //
 // A file has these commands:
 //
-//	policy            sets the policy: YAML, or changes it while state stays
+//	policy            sets the policy: YAML. A later one is for other subjects
+//	reload            changes the policy of subjects that have state
 //	take              asks: one request a line; prints a line for each
 //	  account=alice,plan=trial pool=images    two descriptors
 //	  account=alice;hits=5;neg;limit=3/hour   a cost, a refund, an override
@@ -84,12 +85,12 @@ type scenario struct {
 func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 	t.Helper()
 	switch d.Cmd {
-	case "policy":
+	case "policy", "reload":
 		set, err := policy.Parse("policy.yaml", []byte(d.Input), policy.Options{})
 		if err != nil {
 			return err.Error() + "\n"
 		}
-		s.reloaded = s.policies != nil
+		s.reloaded = d.Cmd == "reload"
 		s.policies = set
 		return "ok\n"
 	case "advance":

@@ -1043,8 +1043,8 @@ type ReleaseRequest struct {
 	// 1..1000 ids, of any domains. A text that can't be a lease id is not held, like
 	// any other that names no lease.
 	LeaseIds []string `protobuf:"bytes,1,rep,name=lease_ids,json=leaseIds,proto3" json:"lease_ids,omitempty"`
-	// How the work ended, as one word for metrics and audit, such as "ok", "error"
-	// or "cancelled"; may be empty. What is over 128 bytes is cut.
+	// How the work ended, as one word such as "ok", "error" or "cancelled"; may be
+	// empty. It changes nothing of the release.
 	Outcome       string `protobuf:"bytes,2,opt,name=outcome,proto3" json:"outcome,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -50,7 +50,8 @@ type LeaseServiceClient interface {
 	// lost: it may have been charged. With one it may be, any number of times.
 	//
 	// Errors: UNAVAILABLE if no policy is loaded; FAILED_PRECONDITION if the
-	// operation_id is held by a request that asked for something else.
+	// operation_id is held by a request that asked for something else;
+	// UNIMPLEMENTED from a version that does not know operation_id yet.
 	Acquire(ctx context.Context, in *AcquireRequest, opts ...grpc.CallOption) (*AcquireResponse, error)
 	// Release ends leases: their slots are free at once. It may be sent any number
 	// of times and in any order: only the first ends the lease, and nothing but
@@ -67,7 +68,8 @@ type LeaseServiceClient interface {
 	// Inspect tells the state of the limits that a descriptor meets. It takes
 	// nothing and writes nothing: what it tells may be over when it arrives.
 	//
-	// Errors: UNAVAILABLE if no policy is loaded or the store can't be reached.
+	// Errors: UNAVAILABLE if no policy is loaded or the store can't be reached;
+	// UNIMPLEMENTED from a version that does not have it yet.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error)
 }
 
@@ -142,7 +144,8 @@ type LeaseServiceServer interface {
 	// lost: it may have been charged. With one it may be, any number of times.
 	//
 	// Errors: UNAVAILABLE if no policy is loaded; FAILED_PRECONDITION if the
-	// operation_id is held by a request that asked for something else.
+	// operation_id is held by a request that asked for something else;
+	// UNIMPLEMENTED from a version that does not know operation_id yet.
 	Acquire(context.Context, *AcquireRequest) (*AcquireResponse, error)
 	// Release ends leases: their slots are free at once. It may be sent any number
 	// of times and in any order: only the first ends the lease, and nothing but
@@ -159,7 +162,8 @@ type LeaseServiceServer interface {
 	// Inspect tells the state of the limits that a descriptor meets. It takes
 	// nothing and writes nothing: what it tells may be over when it arrives.
 	//
-	// Errors: UNAVAILABLE if no policy is loaded or the store can't be reached.
+	// Errors: UNAVAILABLE if no policy is loaded or the store can't be reached;
+	// UNIMPLEMENTED from a version that does not have it yet.
 	Inspect(context.Context, *InspectRequest) (*InspectResponse, error)
 	mustEmbedUnimplementedLeaseServiceServer()
 }
