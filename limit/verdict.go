@@ -35,8 +35,9 @@ type Violation struct {
 type Verdict struct {
 	Admitted bool
 	// Of a refused request: the class is Lane if any lane limit refused; Limit
-	// and Reason are those of the violation that waits longest; RetryAfter is 0
-	// unless Retryable.
+	// and Reason are those of the violation that the request waits for, which is
+	// the longest (of quota limits, the soonest: one that is free is enough);
+	// RetryAfter is 0 unless Retryable.
 	Class      Class
 	Limit      string
 	Reason     Reason
@@ -72,27 +73,57 @@ func Judge(checks []Check, d Decision, estimate func(Check) time.Duration) Verdi
 		return v
 	}
 	v.QuotaExhausted = quotaExhausted(checks, d.Results)
+	v.Class = Pool
+	var waits []Violation           // all of these must have passed
+	quotas := map[int][]Violation{} // by group, of which one is enough
 	for i, c := range checks {
-		if !d.Results[i].Passed && v.Refuses(c) {
-			v.Violations = append(v.Violations, violation(c, d.Results[i], estimate))
+		if d.Results[i].Passed || !v.Refuses(c) {
+			continue
 		}
-	}
-	sortViolations(v.Violations)
-	v.Class, v.Retryable = Pool, true
-	for _, w := range v.Violations {
+		w := violation(c, d.Results[i], estimate)
+		v.Violations = append(v.Violations, w)
 		if w.Class == Lane {
 			v.Class = Lane
 		}
-		v.Retryable = v.Retryable && w.Retryable
-	}
-	if len(v.Violations) > 0 {
-		w := v.Violations[0]
-		v.Limit, v.Reason = w.Limit, w.Reason
-		if v.Retryable {
-			v.RetryAfter, v.Estimated = w.RetryAfter, w.Estimated
+		if c.Quota == 0 {
+			waits = append(waits, w)
+		} else {
+			quotas[c.Quota] = append(quotas[c.Quota], w)
 		}
 	}
+	sortViolations(v.Violations)
+	if soonest := soonestQuota(quotas); soonest != nil {
+		waits = append(waits, *soonest)
+	}
+	sortViolations(waits)
+	if len(waits) > 0 {
+		w := waits[0]
+		v.Limit, v.Reason, v.Retryable = w.Limit, w.Reason, w.Retryable
+		v.RetryAfter, v.Estimated = w.RetryAfter, w.Estimated
+	}
 	return v
+}
+
+// soonestQuota is what a request waits for whose quota groups are all over: the
+// group that is free again first, and in it the limit that waits longest.
+func soonestQuota(groups map[int][]Violation) *Violation {
+	var firsts []Violation
+	for _, g := range groups {
+		sortViolations(g)
+		firsts = append(firsts, g[0])
+	}
+	if len(firsts) == 0 {
+		return nil
+	}
+	soonest := slices.MinFunc(firsts, func(a, b Violation) int {
+		return cmp.Or(
+			compareBool(b.Retryable, a.Retryable),
+			cmp.Compare(a.RetryAfter, b.RetryAfter),
+			cmp.Compare(a.Limit, b.Limit),
+			cmp.Compare(a.Reason, b.Reason),
+		)
+	})
+	return &soonest
 }
 
 func violation(c Check, r Result, estimate func(Check) time.Duration) Violation {

@@ -165,6 +165,10 @@ func (p *parser) collect(n *yaml.Node, at *path, depth int) []field {
 		sources = merge.Content
 	}
 	for _, source := range sources {
+		if p.fieldCount++; p.fieldCount > maxFields || p.stopped {
+			p.stop(source.Line, at, fmt.Sprintf("the file has more than %d keys and merges once its aliases are followed; split it or use fewer aliases", maxFields))
+			return nil
+		}
 		source = resolve(source)
 		if source.Kind != yaml.MappingNode {
 			p.fail(source.Line, at, "<< must name a map or a list of maps, got "+describe(source)+"; write <<: *NAME")

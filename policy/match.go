@@ -44,9 +44,13 @@ func (s *Set) Match(r Request) Match {
 		from := len(indices)
 		hits := asked.cost(r.Hits)
 		n := places[i].node
+		subject := asked.Entries
+		if n != nil && places[i].shared {
+			subject = d.subject(asked.Entries)
+		}
 		if asked.Override != nil && !asked.refundsNothing(r.Hits) {
 			c := limit.Check{
-				Key:    limit.Key(d.name, *asked.Override, asked.Entries),
+				Key:    limit.Key(d.name, *asked.Override, subject),
 				Limit:  *asked.Override,
 				Hits:   hits,
 				Name:   OverrideName,
@@ -60,10 +64,6 @@ func (s *Set) Match(r Request) Match {
 		if n == nil {
 			m.Descriptors[i].Checks = indices[from:len(indices):len(indices)]
 			continue
-		}
-		subject := asked.Entries
-		if places[i].shared {
-			subject = d.subject(asked.Entries)
 		}
 		for j := range n.rules {
 			rule := &n.rules[j]

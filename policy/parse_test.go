@@ -205,6 +205,7 @@ func TestHostileFilesEnd(t *testing.T) {
 			}
 			return b.String()
 		}(), "once its aliases are followed"},
+		{"a bomb of merged empty maps", "domain: d\nx: &x [" + strings.Repeat("{},", 2000) + "]\ndescriptors:\n" + strings.Repeat("  - {<<: *x, key: a}\n", 600), "keys and merges once its aliases are followed"},
 		{"a bomb of descriptors", "domain: d\ndescriptors:\n" + func() string {
 			var b strings.Builder
 			b.WriteString("  - {key: k0, descriptors: &x0 [{key: a}]}\n")

@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bytes"
 	"slices"
 	"testing"
 
@@ -39,6 +40,9 @@ func TestBytesThatAreNoMessageAreInvalid(t *testing.T) {
 		{"nothing", shouldRateLimit, nil, "InvalidArgument"},
 		{"an unknown field", shouldRateLimit, append(slices.Clone(good), nested([]byte("?"), 1000)...), "OK [OK 4]"},
 		{"a field of another type", shouldRateLimit, append(slices.Clone(good), nested([]byte("?"), 3)...), "OK [OK 3]"},
+		{"two million empty descriptors", shouldRateLimit, bytes.Repeat([]byte{0x12, 0}, 2_000_000), "InvalidArgument"},
+		{"a descriptor of a million empty entries", shouldRateLimit, nested(bytes.Repeat([]byte{0x0a, 0}, 1_000_000), 2), "InvalidArgument"},
+		{"a million empty leases", "/weir.v1.LeaseService/Release", bytes.Repeat([]byte{0x0a, 0}, 1_000_000), "InvalidArgument"},
 		{"LeaseService too", "/weir.v1.LeaseService/Acquire", message("d", "a", "\xff"), "InvalidArgument"},
 		{"and its Release", "/weir.v1.LeaseService/Release", nested([]byte("\xff"), 1), "InvalidArgument"},
 	} {
@@ -49,7 +53,7 @@ func TestBytesThatAreNoMessageAreInvalid(t *testing.T) {
 				got = answerText(r)
 			}
 			if got != test.want {
-				t.Errorf("%q = %s, want %s (%v)", test.bytes, got, test.want, err)
+				t.Errorf("%.100q = %s, want %s (%v)", test.bytes, got, test.want, err)
 			}
 		})
 	}

@@ -44,6 +44,9 @@ func (s leases) Acquire(ctx context.Context, m *weirv1.AcquireRequest) (*weirv1.
 		return nil, toStatus(err)
 	}
 	match := set.Match(r)
+	if err := checkCount(len(match.Checks)); err != nil {
+		return nil, toStatus(err)
+	}
 	s.countMisuse(set, r, match)
 	d, v := s.decide(ctx, set, r.Domain, match.Checks)
 	return acquired(match, d, v), nil
@@ -156,7 +159,7 @@ func class(c limit.Class) weirv1.Class {
 
 // Release ends leases. It finishes even if the caller has gone.
 func (s leases) Release(ctx context.Context, m *weirv1.ReleaseRequest) (*weirv1.ReleaseResponse, error) {
-	if err := checkCount(len(m.GetLeaseIds())); err != nil {
+	if err := leaseCount(len(m.GetLeaseIds())); err != nil {
 		return nil, toStatus(err)
 	}
 	r := &weirv1.ReleaseResponse{Results: make([]*weirv1.ReleaseResult, len(m.GetLeaseIds()))}
@@ -211,7 +214,7 @@ func (s leases) releaseOne(ctx context.Context, text string) weirv1.ReleaseStatu
 
 // Renew extends leases that are held.
 func (s leases) Renew(ctx context.Context, m *weirv1.RenewRequest) (*weirv1.RenewResponse, error) {
-	if err := checkCount(len(m.GetLeaseIds())); err != nil {
+	if err := leaseCount(len(m.GetLeaseIds())); err != nil {
 		return nil, toStatus(err)
 	}
 	ctx, cancel := detach(ctx)
@@ -245,8 +248,8 @@ func (s leases) Inspect(context.Context, *weirv1.InspectRequest) (*weirv1.Inspec
 	return nil, status.Error(codes.Unimplemented, "Inspect is not supported by this version")
 }
 
-// checkCount bounds a batch of leases.
-func checkCount(n int) error {
+// leaseCount bounds a batch of leases.
+func leaseCount(n int) error {
 	switch {
 	case n == 0:
 		return badRequest("no lease ids; send at least one")

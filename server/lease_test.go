@@ -3,6 +3,7 @@ package server_test
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -454,5 +455,29 @@ func TestRenewExtendsAndNeverRevives(t *testing.T) {
 	}
 	if got, want := release(t, s.leases, b.GetLease().GetId())+" "+renew(t, s.leases, b.GetLease().GetId()), "RELEASED LOST"; got != want {
 		t.Errorf("release and renew: %s, want %s", got, want)
+	}
+}
+
+// S20: what one request may meet is bounded, so that it cannot use up the time of
+// the store.
+func TestARequestThatMeetsTooManyLimitsIsInvalid(t *testing.T) {
+	s := serve(t, `
+domain: d
+descriptors:
+  - key: a
+    token_bucket: {capacity: 5, refill: 1/h}
+    rate_limit: {unit: hour, requests_per_unit: 5}
+    concurrency: {max_in_flight: 5, lease: 1m}
+`)
+	m := &weirv1.AcquireRequest{Domain: "d"}
+	for i := range 342 { // 1,026 limits
+		m.Descriptors = append(m.Descriptors, typed("a", strconv.Itoa(i)))
+	}
+	if _, err := s.leases.Acquire(within(t), m); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("Acquire of 1,026 limits: %v, want INVALID_ARGUMENT", err)
+	}
+	m.Descriptors = m.Descriptors[:341]
+	if r, err := s.leases.Acquire(within(t), m); err != nil || !r.GetAdmitted() {
+		t.Errorf("Acquire of 1,023 limits = %v, %v, want admitted", r.GetAdmitted(), err)
 	}
 }

@@ -27,6 +27,7 @@ const (
 	maxMessage           = 4 << 20 // bytes; more is RESOURCE_EXHAUSTED
 	maxConcurrentStreams = 10_000  // a connection
 	maxHeaderBytes       = 64 << 10
+	handshakeTimeout     = 5 * time.Second // a connection that says nothing ends
 )
 
 // workers are goroutines that answer one request after the other, so that their
@@ -43,6 +44,7 @@ func (s *Server) GRPC() *grpc.Server {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.NumStreamWorkers(workers),
+		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.WaitForHandlers(true),
 		grpc.ChainStreamInterceptor(s.ending),
 		grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),

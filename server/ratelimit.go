@@ -38,6 +38,9 @@ func (s rateLimit) ShouldRateLimit(ctx context.Context, m *rls.RateLimitRequest)
 		return envoy.Encode(ask, policy.Match{}, limit.Decision{Admitted: true}, limit.Verdict{Admitted: true}, s.encode), nil
 	}
 	match := set.Match(ask.Request)
+	if err := checkCount(len(match.Checks)); err != nil {
+		return nil, toStatus(err)
+	}
 	s.countMisuse(set, ask.Request, match)
 	d, v := s.decide(ctx, set, ask.Request.Domain, match.Checks)
 	return envoy.Encode(ask, match, d, v, s.encode), nil

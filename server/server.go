@@ -242,6 +242,18 @@ func (s *Server) Close() {
 	s.detached.Wait()
 }
 
+// maxChecks is how many limits one request may meet: a script that decides as many
+// takes Redis most of the usual store timeout.
+const maxChecks = 1024
+
+// checkCount bounds what one request may ask of the store.
+func checkCount(n int) error {
+	if n > maxChecks {
+		return badRequest(fmt.Sprintf("the descriptors meet %d limits, at most %d may be decided at once; send fewer descriptors", n, maxChecks))
+	}
+	return nil
+}
+
 // reason is the word of metrics and metadata for a store's error.
 func reason(err error) string {
 	switch {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os/signal"
 	"runtime"
 	"sync"
 	"syscall"
@@ -55,6 +56,7 @@ const gcHeadroom = 32 << 20
 
 // Run runs the service until its context ends.
 func (c *serveCommand) Run(con console) error {
+	signal.Ignore(syscall.SIGPIPE) // a log that nobody reads must not end the service
 	if c.StoreTimeout <= 0 {
 		return fmt.Errorf("--store-timeout must be above 0, got %v; the default is 10ms", c.StoreTimeout)
 	}
@@ -154,14 +156,18 @@ func (c *serveCommand) serve(ctx context.Context, srv *server.Server, st store.S
 	var work sync.WaitGroup
 	failed := make(chan error, 3)
 	work.Go(func() { srv.Run(watch) })
-	work.Go(func() { failed <- g.Serve(l.grpc) })
+	go func() { failed <- g.Serve(l.grpc) }() // it ends with drain, or with the process
 	work.Go(func() { failed <- pages.Serve(l.http) })
 	addresses := []any{"grpc", l.grpc.Addr().String(), "http", l.http.Addr().String()}
 	if l.admin != nil {
 		work.Go(func() { failed <- admin.Serve(l.admin) })
 		addresses = append(addresses, "admin", l.admin.Addr().String())
 	}
-	log.InfoContext(ctx, "listening", append(addresses, "version", versionText())...)
+	kept := "memory"
+	if c.Redis != "" {
+		kept = "redis"
+	}
+	log.InfoContext(ctx, "listening", append(addresses, "store", kept, "version", versionText())...)
 
 	var err error
 	select {
@@ -181,17 +187,33 @@ func (c *serveCommand) serve(ctx context.Context, srv *server.Server, st store.S
 	return err
 }
 
+// cutOff is how long a stop waits, at the very end, for what was cut off.
+const cutOff = time.Second
+
 // drain finishes the requests under way. When DrainTimeout is over it closes the
 // store, so that what still waits there fails, and cuts off the rest.
 func (c *serveCommand) drain(g *grpc.Server, st store.Store) {
-	done := make(chan struct{})
-	timer := time.AfterFunc(c.DrainTimeout, func() {
-		defer close(done)
-		_ = st.Close() // its error is told when it is closed for good
-		g.Stop()
-	})
-	g.GracefulStop()
-	if !timer.Stop() {
-		<-done
+	stopped := make(chan struct{})
+	go func() { // it ends with the process at the latest
+		g.GracefulStop()
+		close(stopped)
+	}()
+	if ended(stopped, c.DrainTimeout) {
+		return
+	}
+	_ = st.Close() // its error is told when it is closed for good
+	go g.Stop()    // it may wait for a connection that has not said a word
+	ended(stopped, cutOff)
+}
+
+// ended waits for done, at most for the given time.
+func ended(done <-chan struct{}, within time.Duration) bool {
+	timer := time.NewTimer(within)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
 	}
 }

@@ -19,7 +19,8 @@ const (
 	slack       = 10 * time.Second // a state outlives its meaning by this
 	indexSlack  = time.Hour        // the index of leases waits this long to be cleaned
 	reapBudget  = 64               // expired members removed a call, at most
-	sweepBudget = 4                // dead states removed a call, beyond those it may add
+	sweepBudget = 16               // dead states removed a call, beyond those it may add
+	pingBudget  = 20_000           // dead states removed by Ping, in parts of 500
 )
 
 // Options configure a store. The zero value is a store on the machine's clock.
@@ -259,12 +260,20 @@ func (s *Store) Renew(_ context.Context, id limit.LeaseID) (limit.Renewal, error
 	if l == nil || l.expiry <= now {
 		return limit.Renewal{}, nil
 	}
+	for _, key := range l.keys {
+		// Somebody else may have got a slot that is not there any more.
+		if st := s.states[key]; st == nil || !st.slots.has(slot{l.expiry, id.Token()}) {
+			return limit.Renewal{}, nil
+		}
+	}
 	expiry := max(l.expiry, now+l.life)
 	for _, key := range l.keys {
 		s.states[key].slots.remove(slot{l.expiry, id.Token()})
 		s.hold(key, id.Token(), expiry, slack, now)
 	}
-	s.states[l.index].slots.remove(slot{l.expiry, id.Token()})
+	if st := s.states[l.index]; st != nil {
+		st.slots.remove(slot{l.expiry, id.Token()})
+	}
 	s.hold(l.index, id.Token(), expiry, indexSlack, now)
 	l.expiry, l.death.at = expiry, expiry+limit.RecordSlack.Milliseconds()
 	heap.Fix(&s.deaths, l.death.index)
@@ -281,8 +290,21 @@ func (s *Store) Held(_ context.Context, domain string) (int64, error) {
 	return 0, nil
 }
 
-// Ping implements [store.Store]. It always succeeds.
-func (s *Store) Ping(context.Context) error { return nil }
+// Ping implements [store.Store]. It always succeeds. Servers ask it each second,
+// so it forgets what means nothing any more where no other call comes.
+func (s *Store) Ping(context.Context) error {
+	for range pingBudget / 500 {
+		s.mu.Lock()
+		before := len(s.deaths)
+		s.sweep(500, s.now())
+		done := len(s.deaths) == before
+		s.mu.Unlock()
+		if done {
+			return nil
+		}
+	}
+	return nil
+}
 
 // Close implements [store.Store].
 func (s *Store) Close() error { return nil }
@@ -375,6 +397,11 @@ func (s *slots) add(m slot) {
 	if !found {
 		*s = slices.Insert(*s, i, m)
 	}
+}
+
+func (s slots) has(m slot) bool {
+	_, found := slices.BinarySearchFunc(s, m, slot.compare)
+	return found
 }
 
 func (s *slots) remove(m slot) {

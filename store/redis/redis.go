@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -50,7 +52,8 @@ type Options struct {
 }
 
 const (
-	maxGiveBacks  = 1024        // leases that wait to be given back
+	maxGiveBacks  = 1 << 14     // leases that wait to be given back
+	giveBackBatch = 256         // of them in one round trip
 	giveBackEvery = time.Second // while Redis is away
 )
 
@@ -60,9 +63,8 @@ type Store struct {
 	now    func() int64
 	pipes  *pipes
 
-	// giveBacks are leases that may have been granted to nobody. What does not
-	// fit ends by its expiry: a stalled Redis can hold no more calls than the
-	// connections have sent.
+	// giveBacks are leases that may have been granted to nobody. What does not fit
+	// ends by its expiry.
 	giveBacks chan limit.LeaseID
 	stop      context.CancelFunc // ends giving back
 	stopped   sync.WaitGroup
@@ -75,13 +77,9 @@ var _ store.Store = (*Store)(nil)
 // later, and until then calls fail. An error means that the URL is wrong, and
 // does not contain it, since it may hold a password.
 func Open(o Options) (*Store, error) {
-	opts, err := goredis.ParseURL(o.URL)
+	opts, err := parseURL(o.URL)
 	if err != nil {
-		var bad *url.Error
-		if errors.As(err, &bad) {
-			err = bad.Err
-		}
-		return nil, fmt.Errorf("redis: the URL is not redis://[user:password@]host:port[/db]: %w", err)
+		return nil, fmt.Errorf("redis: %w", err)
 	}
 	// go-redis resends a command whose reply was lost, and so would charge twice.
 	opts.MaxRetries = -1
@@ -98,6 +96,26 @@ func Open(o Options) (*Store, error) {
 	s.close = sync.OnceValue(s.closeNow)
 	s.stopped.Go(func() { s.giveBack(ctx) })
 	return s, nil
+}
+
+// parseURL reads the address. What a library says of a bad one may quote any part
+// of it, and so a password: the errors here have no text of the URL.
+func parseURL(text string) (*goredis.Options, error) {
+	const form = "redis://[user:password@]host:port[/db] or unix://[user:password@]/path"
+	u, err := url.Parse(text)
+	if err != nil {
+		return nil, errors.New("the URL cannot be read; it is " + form + ", and in user and password : / ? # @ and % are written as %3A %2F %3F %23 %40 and %25")
+	}
+	if port := u.Port(); port != "" {
+		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
+			return nil, errors.New("the URL's port is not 1..65535")
+		}
+	}
+	opts, err := goredis.ParseURL(text)
+	if err != nil {
+		return nil, errors.New("the URL is not " + form)
+	}
+	return opts, nil
 }
 
 // Decide implements [store.Store].
@@ -183,49 +201,67 @@ func (s *Store) undo(id limit.LeaseID, reply any, err error) {
 // While Redis is away it tries again, so that a stall leaves none.
 func (s *Store) giveBack(ctx context.Context) {
 	for {
-		var id limit.LeaseID
+		var ids []limit.LeaseID
 		select {
-		case id = <-s.giveBacks:
+		case id := <-s.giveBacks:
+			ids = s.waiting(id)
 		case <-ctx.Done():
 			return
 		}
-		for s.giveBackOne(id) != nil {
+		for ids = s.giveBackAll(ids); len(ids) > 0; ids = s.giveBackAll(ids) {
 			select {
 			case <-time.After(giveBackEvery):
 			case <-ctx.Done():
-				s.undo(id, nil, ctx.Err()) // for giveBackRest
+				for _, id := range ids {
+					s.undo(id, nil, ctx.Err()) // for giveBackRest
+				}
 				return
 			}
 		}
 	}
 }
 
-// giveBackRest tries each lease that still waits, until one fails.
-func (s *Store) giveBackRest() {
-	for {
+// waiting returns first and others that wait, as many as one round trip takes.
+func (s *Store) waiting(first ...limit.LeaseID) []limit.LeaseID {
+	ids := first
+	for len(ids) < giveBackBatch {
 		select {
 		case id := <-s.giveBacks:
-			if s.giveBackOne(id) != nil {
-				return
-			}
+			ids = append(ids, id)
 		default:
+			return ids
+		}
+	}
+	return ids
+}
+
+// giveBackRest tries all that still wait, until one fails.
+func (s *Store) giveBackRest() {
+	for ids := s.waiting(); len(ids) > 0; ids = s.waiting() {
+		if len(s.giveBackAll(ids)) > 0 {
 			return
 		}
 	}
 }
 
-// giveBackOne releases a lease, also one whose decision Redis has not seen yet:
-// that one will then take nothing. It uses a connection of its own, since the
-// others may be busy with a Redis that does not answer, or closed.
-func (s *Store) giveBackOne(id limit.LeaseID) error {
-	c := s.leaseCall(releaseScript, id)
-	c.args = append(c.args, "1")
-	c.ctx = context.Background()
-	s.pipes.send([]*call{c}, minReplyTimeout)
-	if err := classify(c.cmd.Err()); errors.Is(err, store.ErrUnavailable) {
-		return err
+// giveBackAll releases leases, also those whose decision Redis has not seen yet:
+// that one will then take nothing. It returns those for which Redis was not there.
+// It uses a connection of its own, since the others may be busy with a Redis that
+// does not answer, or closed.
+func (s *Store) giveBackAll(ids []limit.LeaseID) (failed []limit.LeaseID) {
+	batch := make([]*call, len(ids))
+	for i, id := range ids {
+		batch[i] = s.leaseCall(releaseScript, id)
+		batch[i].args = append(batch[i].args, "1")
+		batch[i].ctx = context.Background()
 	}
-	return nil // an error of the script would come again
+	s.pipes.send(slices.Clone(batch), minReplyTimeout)
+	for i, c := range batch {
+		if errors.Is(classify(c.cmd.Err()), store.ErrUnavailable) {
+			failed = append(failed, ids[i])
+		}
+	}
+	return failed // an error of the script would come again
 }
 
 // Release implements [store.Store].
@@ -330,7 +366,10 @@ func classify(err error) error {
 				return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 			}
 		}
-		return err // a bug or misuse: WRONGTYPE, CROSSSLOT, a script's error
+		// A bug or misuse: WRONGTYPE, CROSSSLOT, a script's error. Some quote the
+		// command's arguments, which are values of requests.
+		text, _, _ := strings.Cut(err.Error(), ", with args beginning")
+		return errors.New(text)
 	}
 	return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
 }

@@ -28,6 +28,11 @@ if record[1] ~= VERSION then error('weir: state of unknown version') end
 local life, expiry = record[2], record[4]
 if expiry <= now then return 0 end
 
+-- Somebody else may have got a slot that is not there any more.
+for i = 5, #record, 2 do
+  if not redis.call('ZSCORE', record[i], ARGV[2]) then return 0 end
+end
+
 local function keep(key, ms)
   if redis.call('PEXPIRE', key, ms, 'GT') == 0 then redis.call('PEXPIRE', key, ms, 'NX') end
 end

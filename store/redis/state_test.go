@@ -435,6 +435,8 @@ func stall(t *testing.T, server *storetest.Redis, pings int) {
 func TestOpenDoesNotTellThePassword(t *testing.T) {
 	for _, url := range []string{
 		"redis://user:hunter2@local host:6379", "http://:hunter2@localhost", "redis://:hunter2@localhost:port", "hunter2",
+		"redis://user:hunter2#x@localhost:6379", "redis://user:hunter2/x@localhost:6379", "redis://user:x:hunter2?@localhost",
+		"redis://localhost:6379/hunter2", "redis://localhost:6379?dial_timeout=hunter2", "redis://:hunter2@localhost:99999",
 		"redis://:hunter2@localhost:6379/notanumber", "redis://:hunter2@localhost/0?nonsense=1",
 	} {
 		_, err := redis.Open(redis.Options{URL: url})

@@ -1,0 +1,110 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"weir/envoy"
+)
+
+// tolerant registers services whose messages may be broken in transit or by a
+// caller: a message that cannot be decoded (say, for its UTF-8) is
+// INVALID_ARGUMENT. grpc-go has sent its INTERNAL before a handler sees the error,
+// so the bytes are taken as they are and decoded here. Its server must use
+// [wire].
+type tolerant struct{ grpc.ServiceRegistrar }
+
+func (r tolerant) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	own := *desc
+	own.Methods = slices.Clone(desc.Methods)
+	for i, m := range own.Methods {
+		own.Methods[i].Handler = func(srv any, ctx context.Context, receive func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+			return m.Handler(srv, ctx, func(into any) error {
+				var b received
+				if err := receive(&b); err != nil {
+					return err
+				}
+				defer b.Free()
+				if err := countFields(b.ReadOnlyData()); err != nil {
+					return toStatus(err)
+				}
+				message, ok := into.(proto.Message)
+				if !ok {
+					return status.Errorf(codes.Internal, "%T is no protobuf", into) // generated code has no such
+				}
+				if err := proto.Unmarshal(b.ReadOnlyData(), message); err != nil {
+					return status.Error(codes.InvalidArgument, "the message cannot be decoded: it is no valid protobuf, or a text in it is no valid UTF-8")
+				}
+				return nil
+			}, interceptor)
+		}
+	}
+	r.ServiceRegistrar.RegisterService(&own, impl)
+}
+
+// What a message may hold: a little above 1,024 descriptors, or 1,000 leases, and
+// 64 entries in each descriptor.
+const (
+	maxFields  = 2048
+	maxEntries = 1 << 17
+)
+
+// countFields refuses a message with too many parts before they are decoded: two
+// bytes of an empty descriptor become a hundred in memory. In weir's and Envoy's
+// requests field 2 has the descriptors, and their parts are the entries. What is
+// no protobuf is left to the decoder.
+func countFields(message []byte) error {
+	fields, entries := 0, 0
+	for len(message) > 0 {
+		number, kind, n := protowire.ConsumeTag(message)
+		if n < 0 {
+			return nil
+		}
+		value := message[n:]
+		size := protowire.ConsumeFieldValue(number, kind, value)
+		if size < 0 {
+			return nil
+		}
+		if fields++; fields > maxFields {
+			return badRequest(fmt.Sprintf("the message has more than %d fields; at most %d descriptors, or %d leases, may come in one", maxFields, envoy.MaxDescriptors, maxLeases))
+		}
+		if number == 2 && kind == protowire.BytesType {
+			inner, _ := protowire.ConsumeBytes(value)
+			for len(inner) > 0 {
+				_, _, n := protowire.ConsumeField(inner)
+				if n < 0 {
+					break
+				}
+				if entries++; entries > maxEntries {
+					return badRequest(fmt.Sprintf("the message has more than %d entries; at most %d may stand in a descriptor", maxEntries, envoy.MaxEntries))
+				}
+				inner = inner[n:]
+			}
+		}
+		message = value[size:]
+	}
+	return nil
+}
+
+// received is a message as it came.
+type received struct{ mem.Buffer }
+
+// wire is gRPC's codec for protobuf, that leaves a received message alone.
+type wire struct{ encoding.CodecV2 }
+
+func (w wire) Unmarshal(data mem.BufferSlice, into any) error {
+	if b, ok := into.(*received); ok {
+		b.Buffer = data.MaterializeToBuffer(mem.DefaultBufferPool())
+		return nil
+	}
+	return w.CodecV2.Unmarshal(data, into)
+}
