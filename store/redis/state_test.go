@@ -480,3 +480,49 @@ func TestScriptsRunOnACluster(t *testing.T) {
 		})
 	}
 }
+
+// The commands and keys that README.md says an ACL user needs are all it needs.
+func TestAUserWithFewRights(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		_, client := open(t, server, nil)
+		ctx := storetest.Context(t)
+		rule := []any{"ACL", "SETUSER", "weir", "on", ">secret", "~weir:*", "-@all", "+ping"}
+		for _, command := range strings.Fields("EVAL EVALSHA TIME GET SET EXISTS DEL PEXPIRE ZADD ZREM ZCARD ZCOUNT ZSCORE ZREMRANGEBYRANK") {
+			rule = append(rule, "+"+strings.ToLower(command))
+		}
+		if err := client.Do(ctx, rule...).Err(); err != nil {
+			t.Fatal(err)
+		}
+		s, err := redis.Open(redis.Options{URL: strings.Replace(server.URL, "unix://", "unix://weir:secret@", 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		if err := s.Ping(ctx); err != nil {
+			t.Errorf("Ping: %v", err)
+		}
+		w, err := limit.NewWindow(10, limit.Hour, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, life := range []time.Duration{20 * time.Millisecond, time.Minute} {
+			r := withLease(request(check(bucket(t, 10, time.Second), "x"), check(w, "x"), check(lane(t, 1, life), "x")))
+			eventually(t, "admitted", func() bool { // the second waits for the first to expire, and cleans it away
+				r.Lease = storetest.TestLease("d", leaseNumber.Add(1))
+				return decide(t, s, r).Admitted
+			})
+			if life < time.Minute {
+				continue
+			}
+			if renewed, err := s.Renew(ctx, r.Lease); err != nil || !renewed.Renewed {
+				t.Errorf("Renew = %v, %v", renewed, err)
+			}
+			if n, err := s.Held(ctx, "d"); err != nil || n != 1 {
+				t.Errorf("Held = %d, %v", n, err)
+			}
+			if released, err := s.Release(ctx, r.Lease); err != nil || released.Result != limit.Released {
+				t.Errorf("Release = %v, %v", released, err)
+			}
+		}
+	})
+}
