@@ -91,3 +91,11 @@ func TestLeaseID(t *testing.T) {
 		}
 	}
 }
+
+func TestNoLeaseIDLooksLikeAFlag(t *testing.T) {
+	for first := range 256 {
+		if id := limit.NewLeaseID("d", [16]byte{byte(first)}); id[0] == '-' {
+			t.Errorf("NewLeaseID of %d = %q", first, id)
+		}
+	}
+}

@@ -19,6 +19,9 @@ type LeaseID string
 
 // NewLeaseID returns the id of a lease in domain from 128 random bits.
 func NewLeaseID(domain string, random [16]byte) LeaseID {
+	if random[0]>>2 == 62 { // the digit "-"
+		random[0] &= 0x7f // so that no shell command takes an id for a flag
+	}
 	var b strings.Builder
 	b.WriteString(base64.RawURLEncoding.EncodeToString(random[:]))
 	b.WriteByte('.')

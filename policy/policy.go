@@ -2,6 +2,7 @@
 package policy
 
 import (
+	"iter"
 	"slices"
 
 	"weir/limit"
@@ -73,3 +74,19 @@ func (s *Set) Has(domain string) bool { return s.domains[domain] != nil }
 // same, in the form of the errors of [Load]: keys that have no effect in weir,
 // and what is let pass because of Options.Lenient.
 func (s *Set) Warnings() []string { return slices.Clone(s.warnings) }
+
+// Names returns the domain and the name of every limit that can be asked, for
+// metrics. A name may come again.
+func (s *Set) Names() iter.Seq2[string, string] {
+	return func(yield func(domain, limit string) bool) {
+		for _, name := range s.names {
+			for n := range s.domains[name].policies() {
+				for _, r := range n.rules {
+					if r.check.Limit != nil && !yield(name, r.check.Name) {
+						return
+					}
+				}
+			}
+		}
+	}
+}

@@ -58,6 +58,24 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 	return m
 }
 
+// expect creates the series that alerts watch, at 0: an increase from nothing would
+// be none to Prometheus.
+func (m *metrics) expect(set *policy.Set) {
+	for domain, limit := range set.Names() {
+		for _, reason := range []string{"store_timeout", "store_unavailable", "store_error"} {
+			m.bypassed.WithLabelValues(domain, limit, "open", reason)
+		}
+		m.granted.WithLabelValues(domain)
+		m.expired.WithLabelValues(domain)
+		m.givenBack.WithLabelValues(domain)
+	}
+	for _, op := range []string{"decide", "release", "renew", "ping"} {
+		for _, reason := range []string{"store_timeout", "store_unavailable", "store_error"} {
+			m.storeErrors.WithLabelValues(op, reason)
+		}
+	}
+}
+
 func number(b bool) float64 {
 	if b {
 		return 1

@@ -11,7 +11,9 @@ import (
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	weirv1 "weir/proto/weir/v1"
 	"weir/server"
@@ -291,6 +293,16 @@ func (r *replica) begin(t testing.TB, descriptors string) call {
 	return call{cancel, stream}
 }
 
+// leave cancels the call, and returns when the server knows it.
+func (c call) leave(t testing.TB, r *replica) {
+	t.Helper()
+	c.cancel()
+	if err := c.stream.RecvMsg(&rls.RateLimitResponse{}); status.Code(err) != codes.Canceled {
+		t.Fatalf("a call that was cancelled: %v, want Canceled", err)
+	}
+	health(t, r.health) // on the same connection: the server reads one after the other
+}
+
 // end waits for the answer.
 func (c call) end() (*rls.RateLimitResponse, error) {
 	defer c.cancel()
@@ -305,7 +317,7 @@ func TestTheLeaseOfACallerThatHasGoneIsGivenBack(t *testing.T) {
 	r.ready(t)
 	pause(t, redis)
 	for range 3 {
-		r.begin(t, "[lane=x]").cancel()
+		r.begin(t, "[lane=x]").leave(t, r)
 	}
 	resume(t, redis)
 	r.recovered(t)

@@ -92,6 +92,7 @@ func New(o Options) *Server {
 // SetPolicy makes requests that come from now on use set. Those under way keep
 // the one that they started with.
 func (s *Server) SetPolicy(set *policy.Set) {
+	s.metrics.expect(set)
 	s.policies.Store(set)
 	s.reportHealth()
 }
