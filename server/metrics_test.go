@@ -90,8 +90,8 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 		"kind":    {"concurrency", "rate_limit", "token_bucket"},
 		"limit":   {"bucket", "lane", "override", "trial"},
 		"mode":    {"open"},
-		"op":      {"decide", "release", "renew"},
-		"reason":  {"negative_hits_on_concurrency", "store_unavailable"},
+		"op":      {"decide", "ping", "release", "renew"},
+		"reason":  {"negative_hits_on_concurrency", "store_error", "store_timeout", "store_unavailable"},
 		"result":  {"NOT_HELD", "RELEASED", "over", "passed", "refused", "shadow_refused"},
 		"verdict": {"admitted", "refused"},
 	}
@@ -170,4 +170,19 @@ func TestARefundOfABucketIsNoMisuse(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.expectMetrics(t, "a refund of a bucket", map[string]float64{`weir_misuse_total{domain="d",reason="negative_hits_on_concurrency"}`: 0})
+}
+
+// An alert on an increase needs a series that exists before the first event.
+func TestWhatAlertsWatchIsThereBeforeItHappens(t *testing.T) {
+	s := serve(t, hourPolicy)
+	_, text := s.page("/metrics")
+	for _, series := range []string{
+		`weir_bypassed_total{domain="d",limit="a",mode="open",reason="store_timeout"} 0`,
+		`weir_store_errors_total{op="decide",reason="store_unavailable"} 0`,
+		`weir_leases_expired_total{domain="d"} 0`,
+	} {
+		if !strings.Contains(text, series+"\n") {
+			t.Errorf("/metrics has no %s", series)
+		}
+	}
 }
