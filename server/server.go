@@ -275,4 +275,4 @@ func label(set *policy.Set, domain string) string {
 }
 
 // errNoPolicy is the answer before the first policies are loaded.
-var errNoPolicy = fmt.Errorf("no policy is loaded yet")
+var errNoPolicy = errors.New("no policy is loaded yet")

@@ -41,7 +41,8 @@ func init() { logging.Disable() }
 
 // Options configure a store.
 type Options struct {
-	// URL is redis://[user:password@]host:port[/db]. Required.
+	// URL is redis://[user:password@]host:port[/db], or unix:// and the path of a
+	// socket. Required.
 	URL string
 	// Now returns milliseconds since the epoch, for tests; nil means Redis TIME,
 	// which is the clock of production.
