@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -9,86 +8,56 @@ import (
 	"strings"
 )
 
-// Load reads policy files. Each path is a file, or a folder whose *.yaml and
+// Load reads policy files once. Each path is a file, or a folder whose *.yaml and
 // *.yml files are read, but for dotfiles and folders in it; links to files are
 // followed, as a Kubernetes ConfigMap needs it. Its error has a line for
 // everything that is wrong in any file.
 func Load(paths []string, o Options) (*Set, error) {
-	if len(paths) == 0 {
-		return nil, errors.New("policy: no policy file is given; name a file or a folder")
+	r := NewFiles(paths, o).Read()
+	if r.Err != nil {
+		return nil, r.Err
 	}
-	var errs []error
-	var files []string
-	seen := make(map[string]bool)
-	for _, path := range paths {
-		found, err := expand(path)
-		if err != nil {
-			errs = append(errs, err)
-		}
-		for _, f := range found {
-			if !seen[f] {
-				seen[f] = true
-				files = append(files, f)
-			}
-		}
-	}
-	s := &Set{domains: make(map[string]*domain)}
-	for _, f := range files {
-		data, err := read(f)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		p := parse(f, data, o)
-		name := p.domain.name
-		if before := s.domains[name]; before != nil && name != "" {
-			p.fail(p.domain.line, nil, fmt.Sprintf("domain %s is in %s:%d already; merge the two files or rename one", show(name), before.file, before.line))
-		}
-		if err := p.errors.err(); err != nil {
-			errs = append(errs, err)
-		}
-		if name != "" && s.domains[name] == nil {
-			// With its errors too, so that a domain that is there twice is told.
-			s.add(p)
-		}
-	}
-	if len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	return s, nil
+	return r.Set, nil
 }
 
-// expand returns the policy files that a path means.
-func expand(path string) ([]string, error) {
-	path = filepath.Clean(path)
+// found is a file that a path means.
+type found struct {
+	file string
+	err  error // why it can't be read
+	pipe bool  // it is no regular file
+}
+
+// expand returns the policy files that a path means. An error is about the path
+// as a whole.
+func expand(path string) ([]found, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("policy: %w; give a file or folder that can be read", err)
 	}
 	if !info.IsDir() {
-		return []string{path}, nil
+		return []found{{file: path, pipe: !info.Mode().IsRegular()}}, nil
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
 		return nil, fmt.Errorf("policy: %w; give a file or folder that can be read", err)
 	}
-	var files []string
+	var files []found
 	for _, e := range entries {
 		ext := filepath.Ext(e.Name())
 		if strings.HasPrefix(e.Name(), ".") || ext != ".yaml" && ext != ".yml" {
 			continue
 		}
-		file := filepath.Join(path, e.Name())
-		info, err := os.Stat(file)
+		f := found{file: filepath.Join(path, e.Name())}
+		info, err := os.Stat(f.file)
 		switch {
 		case err != nil:
-			return nil, fmt.Errorf("policy: %w; remove or repair it", err)
+			f.err = fmt.Errorf("policy: %w; remove or repair it", err)
 		case info.IsDir():
+			continue
 		case !info.Mode().IsRegular():
-			return nil, fmt.Errorf("policy: %s: it is not a regular file; remove it from the folder", file)
-		default:
-			files = append(files, file)
+			f.err = fmt.Errorf("policy: %s: it is not a regular file; remove it from the folder", f.file)
 		}
+		files = append(files, f)
 	}
 	if len(files) == 0 {
 		return nil, fmt.Errorf("policy: %s: the folder has no policy file; add one that ends in .yaml or .yml", path)

@@ -11,8 +11,8 @@ import (
 	"weir/limit"
 )
 
-// files writes a folder of files, by their names.
-func files(t testing.TB, texts map[string]string) string {
+// writeFiles writes a folder of files, by their names.
+func writeFiles(t testing.TB, texts map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range texts {
@@ -28,10 +28,10 @@ func files(t testing.TB, texts map[string]string) string {
 }
 
 func TestLoadReadsFilesAndFolders(t *testing.T) {
-	dir := files(t, map[string]string{
+	dir := writeFiles(t, map[string]string{
 		"b.yaml": "domain: b", "a.yml": "domain: a", "c.yaml.bak": "no", ".hidden.yaml": "no", "deeper/x.yaml": "no", "README": "no", "folder.yaml/y.yaml": "no",
 	})
-	other := filepath.Join(files(t, map[string]string{"policy.txt": "domain: c"}), "policy.txt")
+	other := filepath.Join(writeFiles(t, map[string]string{"policy.txt": "domain: c"}), "policy.txt")
 	s, err := Load([]string{dir, other, other, filepath.Join(dir, "..", filepath.Base(dir), "b.yaml")}, Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -46,7 +46,7 @@ func TestLoadReadsFilesAndFolders(t *testing.T) {
 
 // R23: a ConfigMap is a folder of links to files in a hidden folder.
 func TestLoadReadsAConfigMap(t *testing.T) {
-	dir := files(t, map[string]string{"..2026_1/c.yaml": "domain: d"})
+	dir := writeFiles(t, map[string]string{"..2026_1/c.yaml": "domain: d"})
 	for link, to := range map[string]string{"..data": "..2026_1", "c.yaml": "..data/c.yaml"} {
 		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
 			t.Fatal(err)
@@ -62,18 +62,18 @@ func TestLoadReadsAConfigMap(t *testing.T) {
 }
 
 func TestLoadTellsAllErrorsOfAllFiles(t *testing.T) {
-	dir := files(t, map[string]string{
+	dir := writeFiles(t, map[string]string{
 		"a.yaml": "domain: d\ndescriptors: [{key: a, unit: day}, {key: ''}]",
 		"b.yaml": "\n\ndomain: d\nother: 1",
 		"c.yaml": "[",
 	})
 	_, err := Load([]string{dir, filepath.Join(dir, "none.yaml")}, Options{})
-	want := strings.ReplaceAll(`policy: stat DIR/none.yaml: no such file or directory; give a file or folder that can be read
-policy: DIR/a.yaml:2: a: unit means nothing in a descriptor; move it to rate_limit
+	want := strings.ReplaceAll(`policy: DIR/a.yaml:2: a: unit means nothing in a descriptor; move it to rate_limit
 policy: DIR/a.yaml:2: descriptors[1]: key is empty; give the descriptor a key
 policy: DIR/b.yaml:3: domain d is in DIR/a.yaml:1 already; merge the two files or rename one
 policy: DIR/b.yaml:4: unknown key other; allowed in the root of the file: domain, descriptors, shadow_mode
-policy: DIR/c.yaml:1: not valid YAML: did not find expected node content; look at this line and those after it`, "DIR", dir)
+policy: DIR/c.yaml:1: not valid YAML: did not find expected node content; look at this line and those after it
+policy: stat DIR/none.yaml: no such file or directory; give a file or folder that can be read`, "DIR", dir)
 	if err == nil || err.Error() != want {
 		t.Errorf("Load said:\n%v\nwant:\n%s", err, want)
 	}
@@ -85,7 +85,7 @@ func TestLoadSaysWhatToDoWithoutFiles(t *testing.T) {
 		want  string
 	}{
 		{nil, "no policy file is given; name"},
-		{[]string{files(t, map[string]string{"README": ""})}, "the folder has no policy file; add one"},
+		{[]string{writeFiles(t, map[string]string{"README": ""})}, "the folder has no policy file; add one"},
 		{[]string{filepath.Join(t.TempDir(), "none")}, "no such file or directory; give"},
 	} {
 		_, err := Load(c.paths, Options{})

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -43,9 +44,7 @@ func Parse(name string, data []byte, o Options) (*Set, error) {
 	if err := p.errors.err(); err != nil {
 		return nil, err
 	}
-	s := &Set{domains: make(map[string]*domain)}
-	s.add(p)
-	return s, nil
+	return newSet([]*parser{p}), nil
 }
 
 func parse(name string, data []byte, o Options) *parser {
@@ -53,7 +52,7 @@ func parse(name string, data []byte, o Options) *parser {
 		lenient:  o.Lenient,
 		errors:   problems{file: name},
 		warnings: problems{file: name},
-		domain:   &domain{file: name, shadow: o.Shadow},
+		domain:   &domain{file: name, sum: sha256.Sum256(data), shadow: o.Shadow},
 	}
 	if len(data) > maxFile {
 		p.fail(1, nil, fmt.Sprintf("the file is larger than %d MiB; split it into domains", maxFile>>20))
@@ -65,12 +64,20 @@ func parse(name string, data []byte, o Options) *parser {
 	return p
 }
 
-// add puts the domain of a file without errors into the set.
-func (s *Set) add(p *parser) {
-	s.domains[p.domain.name] = p.domain
-	at, _ := slices.BinarySearch(s.names, p.domain.name)
-	s.names = slices.Insert(s.names, at, p.domain.name)
-	s.warnings = append(s.warnings, p.warnings.lines()...)
+// newSet returns the policies of files without errors, each of another domain.
+func newSet(files []*parser) *Set {
+	s := &Set{domains: make(map[string]*domain, len(files))}
+	for _, p := range files {
+		s.domains[p.domain.name] = p.domain
+		s.warnings = append(s.warnings, p.warnings.lines()...)
+	}
+	s.names = slices.Sorted(maps.Keys(s.domains))
+	digest := sha256.New()
+	for _, name := range s.names {
+		_, _ = digest.Write(s.domains[name].sum[:]) // it never fails
+	}
+	s.version = hex.EncodeToString(digest.Sum(nil)[:6])
+	return s
 }
 
 // fail notes an error.

@@ -62,7 +62,12 @@ type Set struct {
 	domains  map[string]*domain
 	names    []string // of the domains, sorted
 	warnings []string
+	version  string
 }
+
+// Version tells sets apart: 12 hexadecimal digits that depend on the contents of
+// the files alone, so that replicas with the same files have the same.
+func (s *Set) Version() string { return s.version }
 
 // Domains returns the names of the domains, sorted.
 func (s *Set) Domains() []string { return slices.Clone(s.names) }

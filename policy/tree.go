@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"crypto/sha256"
 	"iter"
 	"strings"
 	"time"
@@ -12,7 +13,8 @@ import (
 type domain struct {
 	name   string
 	file   string
-	line   int // of the domain's name
+	line   int               // of the domain's name
+	sum    [sha256.Size]byte // of the file
 	shadow bool
 	root   node
 	// replaces says that some limit replaces others: without one, Match need not
