@@ -3,6 +3,7 @@ package server
 import (
 	"encoding/json"
 	"net/http"
+	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -41,12 +42,38 @@ type Health struct {
 	// Policies says whether policies are loaded, and of which domains.
 	Policies bool     `json:"policies_loaded"`
 	Domains  []string `json:"domains,omitempty"`
+	// Policy is which they are, and what is wrong with the files.
+	Policy PolicyHealth `json:"policy"`
 	// Store is up, away, or not_found if it has never answered.
 	Store string `json:"store"`
 }
 
+// PolicyHealth is what /healthz tells of the policy files.
+type PolicyHealth struct {
+	// Version of the policies in force, that replicas with the same files share;
+	// empty without any.
+	Version string `json:"version,omitempty"`
+	// LoadedAt is when they came into force, and AgeSeconds how long ago that was.
+	LoadedAt   time.Time `json:"loaded_at,omitzero"`
+	AgeSeconds int64     `json:"age_seconds"`
+	// Wrong is how many files are not in force as they are, and Errors why: the
+	// first lines of what is wrong with them.
+	Wrong  int      `json:"wrong_files"`
+	Errors []string `json:"errors,omitempty"`
+}
+
+func (s *Server) policyHealth() PolicyHealth {
+	l := s.loaded.Load()
+	h := PolicyHealth{Wrong: l.wrong, Errors: l.problems[:min(len(l.problems), maxProblems)]}
+	if set := s.policies.Load(); set != nil {
+		h.Version, h.LoadedAt = set.Version(), l.at.UTC().Truncate(time.Second)
+		h.AgeSeconds = int64(time.Since(l.at).Seconds())
+	}
+	return h
+}
+
 func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
-	h := Health{Status: "ok", Store: "up"}
+	h := Health{Status: "ok", Policy: s.policyHealth(), Store: "up"}
 	if set := s.policies.Load(); set != nil {
 		h.Policies, h.Domains = true, set.Domains()
 	}

@@ -4,10 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/google/go-cmp/cmp"
@@ -18,6 +21,7 @@ import (
 
 	"weir/envoy"
 	"weir/limit"
+	"weir/policy"
 	weirv1 "weir/proto/weir/v1"
 	"weir/server"
 	"weir/server/servertest"
@@ -90,6 +94,7 @@ func TestReadyOnceThePoliciesAreLoadedAndTheStoreIsFound(t *testing.T) {
 		for _, path := range []string{"/healthz", "/healthcheck"} {
 			code, body := s.page(path)
 			code, got := healthz(t, code, body)
+			got.Policy = server.PolicyHealth{} // TestHealthTellsOfThePolicyFiles
 			if code != wantCode {
 				t.Errorf("%s: %s answers %d, want %d", when, path, code, wantCode)
 			}
@@ -110,7 +115,7 @@ func TestReadyOnceThePoliciesAreLoadedAndTheStoreIsFound(t *testing.T) {
 		t.Errorf("Acquire without policies answers %v, want UNAVAILABLE", err)
 	}
 
-	s.SetPolicy(parse(t, anyPolicy))
+	s.setPolicy(t, anyPolicy)
 	expect("with policies", "NOT_SERVING", 503, server.Health{Status: "not_ready", Policies: true, Domains: []string{"d"}, Store: "not_found"})
 
 	s.run(t)
@@ -132,6 +137,78 @@ func TestReadyOnceThePoliciesAreLoadedAndTheStoreIsFound(t *testing.T) {
 	if got, want := ask(t, s.envoy, "d", "[a=1]", 0), "OK [OK 4]"; got != want {
 		t.Errorf("while draining [a=1] = %s, want %s: requests under way are still answered", got, want)
 	}
+}
+
+func TestHealthTellsOfThePolicyFiles(t *testing.T) {
+	s := newService(t, envoy.Options{})
+	set := parse(t, anyPolicy)
+	for _, c := range []struct {
+		name     string
+		reading  policy.Reading
+		want     server.PolicyHealth
+		ok, fail float64 // readings so far
+	}{
+		{"broken at first", policy.Reading{Err: errors.New("a.yaml:1: bad\nb.yaml:2: bad"), Wrong: 2}, server.PolicyHealth{Wrong: 2, Errors: []string{"a.yaml:1: bad", "b.yaml:2: bad"}}, 0, 1},
+		{"loaded", policy.Reading{Set: set}, server.PolicyHealth{Version: set.Version()}, 1, 1},
+		{"broken again", policy.Reading{Set: set, Err: errors.New("a.yaml:1: bad"), Wrong: 1}, server.PolicyHealth{Version: set.Version(), Wrong: 1, Errors: []string{"a.yaml:1: bad"}}, 1, 2},
+		{"very wrong", policy.Reading{Set: set, Err: errors.New(strings.TrimSpace(strings.Repeat("bad\n", 1000))), Wrong: 1}, server.PolicyHealth{Version: set.Version(), Wrong: 1, Errors: slices.Repeat([]string{"bad"}, 20)}, 1, 3},
+		{"mended", policy.Reading{Set: set}, server.PolicyHealth{Version: set.Version()}, 2, 3},
+	} {
+		s.SetPolicy(t.Context(), c.reading)
+		code, body := s.page("/healthz")
+		_, h := healthz(t, code, body)
+		got := h.Policy
+		if loaded := !got.LoadedAt.IsZero(); loaded != (c.reading.Set != nil) || got.AgeSeconds < 0 || loaded && time.Since(got.LoadedAt) > deadline {
+			t.Errorf("%s: loaded at %v, %d s ago", c.name, got.LoadedAt, got.AgeSeconds)
+		}
+		got.LoadedAt, got.AgeSeconds = time.Time{}, 0
+		if diff := cmp.Diff(c.want, got); diff != "" {
+			t.Errorf("%s: (-want +got):\n%s", c.name, diff)
+		}
+		for name, want := range map[string]float64{
+			`weir_policy_wrong_files`:                  float64(c.want.Wrong),
+			`weir_policy_loads_total{result="ok"}`:     c.ok,
+			`weir_policy_loads_total{result="failed"}`: c.fail,
+		} {
+			if got := s.metric(t, name); got != want {
+				t.Errorf("%s: %s is %v, want %v", c.name, name, got, want)
+			}
+		}
+	}
+}
+
+// A request is decided by one set of policies, however often they change meanwhile.
+func TestRequestsUnderWayKeepTheirPolicies(t *testing.T) {
+	s := serve(t, anyPolicy)
+	// Both descriptors have the same limit in each set, and never in two.
+	text := "domain: d\ndescriptors:\n- {key: a, token_bucket: {capacity: %[1]d, refill: 1000/s}}\n- {key: b, token_bucket: {capacity: %[1]d, refill: 1000/s}}\n"
+	sets := []*policy.Set{parse(t, fmt.Sprintf(text, 1_000_000)), parse(t, fmt.Sprintf(text, 2_000_000))}
+	s.SetPolicy(t.Context(), policy.Reading{Set: sets[0]})
+	done := make(chan struct{})
+	var changing sync.WaitGroup
+	changing.Go(func() {
+		for i := 0; ; i++ {
+			select {
+			case <-done:
+				return
+			default:
+				s.SetPolicy(t.Context(), policy.Reading{Set: sets[i%2]})
+			}
+		}
+	})
+	m := &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[a=1][b=1]")}
+	for range 500 {
+		r, err := s.envoy.ShouldRateLimit(within(t), m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, b := r.GetStatuses()[0].GetCurrentLimit().GetRequestsPerUnit(), r.GetStatuses()[1].GetCurrentLimit().GetRequestsPerUnit()
+		if a != b {
+			t.Fatalf("limits %d and %d in one answer: of two sets of policies", a, b)
+		}
+	}
+	close(done)
+	changing.Wait()
 }
 
 func TestHealthOfAnUnknownServiceIsNotFound(t *testing.T) {

@@ -23,6 +23,8 @@ type metrics struct {
 	expired      *prometheus.CounterVec   // domain
 	givenBack    *prometheus.CounterVec   // domain
 	misuse       *prometheus.CounterVec   // domain, reason
+	policyLoads  *prometheus.CounterVec   // result
+	policyInfo   *prometheus.GaugeVec     // version
 }
 
 func newMetrics(r prometheus.Registerer, s *Server) *metrics {
@@ -50,6 +52,15 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 		givenBack:   counter("weir_leases_given_back_total", "Leases whose caller had gone before it was told: they are released at once.", "domain"),
 		misuse:      counter("weir_misuse_total", "Requests that ask for what weir does not do: negative_hits_on_concurrency frees no slot.", "domain", "reason"),
 	}
+	m.policyLoads = counter("weir_policy_loads_total", "Readings of the policy files that changed something, by result: ok, or failed if a file was wrong.", "result")
+	m.policyInfo = f.NewGaugeVec(prometheus.GaugeOpts{Name: "weir_policy_info", Help: "1, with the version of the policies in force: replicas with the same files have the same."}, []string{"version"})
+	for _, result := range []string{"ok", "failed"} {
+		m.policyLoads.WithLabelValues(result)
+	}
+	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_policy_wrong_files", Help: "Policy files that are not in force as they are, since something is wrong with them."},
+		func() float64 { return float64(s.loaded.Load().wrong) })
+	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_policy_load_timestamp_seconds", Help: "When the policies in force were loaded; 0 without any."},
+		func() float64 { return s.loaded.Load().seconds() })
 	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_store_up", Help: "0 after a call of the store failed, until it answers and nothing has failed for a second."},
 		func() float64 { return number(s.storeFound.Load() && !s.storeAway.Load()) })
 	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_ready", Help: "1 if this replica says that it is ready."},

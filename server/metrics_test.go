@@ -61,7 +61,7 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 	clock := storetest.NewClock()
 	st := &missing{Store: memory.New(memory.Options{Now: clock.Now})}
 	s := serviceOn(t, st, clock, envoy.Options{})
-	s.SetPolicy(parse(t, metricsPolicy))
+	s.setPolicy(t, metricsPolicy)
 	everything(t, s)
 	st.away.Store(true)
 	everythingBypassed := "[bucket=secret-4711][secret-key=secret-4711]"
@@ -92,8 +92,9 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 		"mode":    {"open"},
 		"op":      {"decide", "ping", "release", "renew"},
 		"reason":  {"negative_hits_on_concurrency", "store_error", "store_timeout", "store_unavailable"},
-		"result":  {"NOT_HELD", "RELEASED", "over", "passed", "refused", "shadow_refused"},
+		"result":  {"NOT_HELD", "RELEASED", "failed", "ok", "over", "passed", "refused", "shadow_refused"},
 		"verdict": {"admitted", "refused"},
+		"version": {s.version(t)},
 	}
 	if diff := cmp.Diff(want, values); diff != "" {
 		t.Errorf("values of labels (-want +got):\n%s", diff)

@@ -54,6 +54,7 @@ type Server struct {
 	health       *health.Server
 
 	policies atomic.Pointer[policy.Set] // nil until the first are loaded
+	loaded   atomic.Pointer[loaded]     // what is told of them
 
 	storeAway   atomic.Bool  // a call failed, and no look since was quiet
 	storeFound  atomic.Bool  // it has answered once
@@ -70,7 +71,7 @@ type Server struct {
 }
 
 // New returns a server without policies: it answers UNAVAILABLE until
-// [Server.SetPolicy].
+// [Server.SetPolicy] brings some.
 func New(o Options) *Server {
 	s := &Server{
 		store:        o.Store,
@@ -84,17 +85,10 @@ func New(o Options) *Server {
 	if s.storeTimeout == 0 {
 		s.storeTimeout = 10 * time.Millisecond
 	}
+	s.loaded.Store(&loaded{})
 	s.metrics = newMetrics(o.Registerer, s)
 	s.reportHealth()
 	return s
-}
-
-// SetPolicy makes requests that come from now on use set. Those under way keep
-// the one that they started with.
-func (s *Server) SetPolicy(set *policy.Set) {
-	s.metrics.expect(set)
-	s.policies.Store(set)
-	s.reportHealth()
 }
 
 // decide asks the store for all checks at once, counts what it decided, and

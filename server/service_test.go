@@ -102,7 +102,7 @@ func serviceOn(t testing.TB, st store.Store, clock *storetest.Clock, o envoy.Opt
 func serve(t testing.TB, text string) *service {
 	t.Helper()
 	s := newService(t, envoy.Options{})
-	s.SetPolicy(parse(t, text))
+	s.setPolicy(t, text)
 	s.run(t)
 	servertest.Eventually(t, "the store answers", func() bool { return s.metric(t, "weir_ready") == 1 })
 	return s
@@ -120,6 +120,12 @@ func (s *service) run(t testing.TB) {
 		cancel()
 		<-ran
 	})
+}
+
+// setPolicy puts a policy in force.
+func (s *service) setPolicy(t testing.TB, text string) {
+	t.Helper()
+	s.SetPolicy(t.Context(), policy.Reading{Set: parse(t, text), Changed: true})
 }
 
 func parse(t testing.TB, text string) *policy.Set {
@@ -145,6 +151,15 @@ func (s *service) metric(t testing.TB, series string) float64 {
 	_, text := s.page("/metrics")
 	return metricIn(t, text, series)
 }
+
+// version is that of the policies in force.
+func (s *service) version(t testing.TB) string {
+	t.Helper()
+	_, h := healthz(t, 0, second(s.page("/healthz")))
+	return h.Policy.Version
+}
+
+func second[A, B any](_ A, b B) B { return b }
 
 // metricOf returns the value of a series of a process.
 func metricOf(t testing.TB, p *servertest.Process, series string) float64 {

@@ -33,7 +33,7 @@ exec weir serve --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --admin-list
 // commands there are:
 //
 //	exec serve FLAG… &weir&  starts the service in the background
-//	terminate                sends it SIGTERM
+//	terminate, hangup        sends it SIGTERM, SIGHUP
 //	listening                waits until it listens; sets $ADDR, $HTTP and $ADMIN
 //	logged REGEXP            waits until its log matches
 //	exits N COMMAND…         runs a command that must exit with N
@@ -54,7 +54,8 @@ func TestScripts(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"terminate": terminate,
+			"terminate": func(ts *testscript.TestScript, _ bool, _ []string) { send(ts, syscall.SIGTERM) },
+			"hangup":    func(ts *testscript.TestScript, _ bool, _ []string) { send(ts, syscall.SIGHUP) },
 			"listening": listening,
 			"logged":    logged,
 			"exits":     exits,
@@ -72,10 +73,10 @@ func listening(ts *testscript.TestScript, _ bool, _ []string) {
 	ts.Setenv("ADMIN", found[3])
 }
 
-func terminate(ts *testscript.TestScript, _ bool, _ []string) {
+func send(ts *testscript.TestScript, signal syscall.Signal) {
 	pid, err := strconv.Atoi(strings.TrimSpace(ts.ReadFile("pid")))
 	ts.Check(err)
-	ts.Check(syscall.Kill(pid, syscall.SIGTERM))
+	ts.Check(syscall.Kill(pid, signal))
 }
 
 func logged(ts *testscript.TestScript, _ bool, args []string) {

@@ -45,7 +45,9 @@ type serveCommand struct {
 
 // Help is shown by weir serve --help.
 func (c *serveCommand) Help() string {
-	return `Each flag can also be set in the environment: --store-timeout as WEIR_STORE_TIMEOUT. The service stops on SIGTERM or SIGINT: it says that it is not ready, finishes what is under way, and exits with 0.`
+	return `Each flag can also be set in the environment: --store-timeout as WEIR_STORE_TIMEOUT. Policy files are read again when they change, and on SIGHUP: one that is wrong stays in force as it was, and until all have been right once the service is not ready.
+
+The service stops on SIGTERM or SIGINT: it says that it is not ready, finishes what is under way, and exits with 0.`
 }
 
 // gcHeadroom is counted as heap and never touched, so it takes no memory: with it
@@ -63,16 +65,10 @@ func (c *serveCommand) Run(con console) error {
 	headroom := make([]byte, gcHeadroom)
 	defer runtime.KeepAlive(headroom)
 	log := slog.New(slog.NewTextHandler(con.stderr, &slog.HandlerOptions{Level: c.LogLevel}))
-	set, err := policy.Load(c.Policy, policy.Options{Lenient: c.Lenient, Shadow: c.Shadow})
-	if err != nil {
-		return fmt.Errorf("the policies cannot be used:\n%w", err)
-	}
 	if c.Shadow {
 		log.WarnContext(con.ctx, "shadow: no limit refuses anybody")
 	}
-	for _, warning := range set.Warnings() {
-		log.WarnContext(con.ctx, "policy", "warning", warning)
-	}
+	files := policy.NewFiles(c.Policy, policy.Options{Lenient: c.Lenient, Shadow: c.Shadow})
 	st, err := c.store()
 	if err != nil {
 		return err
@@ -86,13 +82,24 @@ func (c *serveCommand) Run(con console) error {
 		Registerer:   registry,
 		Encode:       envoy.Options{LeaseHeader: c.LeaseHeader, RateLimitHeaders: c.RateLimitHeaders},
 	})
-	srv.SetPolicy(set)
+	srv.SetPolicy(con.ctx, files.Read())
 
 	l, err := c.listen(con.ctx)
 	if err != nil {
 		return errors.Join(err, st.Close())
 	}
+	watching, unwatch := context.WithCancel(con.ctx)
+	var watcher sync.WaitGroup
+	watcher.Go(func() {
+		watch(watching, c.Policy, log, func() {
+			if r := files.Read(); r.Changed {
+				srv.SetPolicy(watching, r)
+			}
+		})
+	})
 	err = c.serve(con.ctx, srv, st, l, registry, log)
+	unwatch()
+	watcher.Wait()
 	srv.Close()
 	return errors.Join(err, st.Close())
 }

@@ -1,0 +1,89 @@
+package server
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"weir/policy"
+)
+
+// loaded is what is known of the policies in force.
+type loaded struct {
+	at       time.Time // when they came into force; zero if none are
+	wrong    int       // files that are not in force as they are
+	problems []string  // what is wrong with them, a line each
+}
+
+// seconds is when they came into force, since the epoch; 0 if none are.
+func (l *loaded) seconds() float64 {
+	if l.at.IsZero() {
+		return 0
+	}
+	return float64(l.at.UnixMilli()) / 1000
+}
+
+// maxProblems is how many lines of what is wrong with policy files are logged, and
+// told by /healthz. Prefer weir check for the rest.
+const maxProblems = 20
+
+// SetPolicy takes in a reading of the policy files that changed something: requests
+// that come from now on use r.Set, and those under way keep the one that they
+// started with. It logs and counts what is wrong. Readings come one after the
+// other.
+func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
+	old, before := s.policies.Load(), s.loaded.Load()
+	now := &loaded{at: before.at, wrong: r.Wrong}
+	result := "ok"
+	if r.Err != nil {
+		result = "failed"
+		now.problems = strings.Split(r.Err.Error(), "\n")
+	}
+	s.metrics.policyLoads.WithLabelValues(result).Inc()
+	anew := r.Set != nil && r.Set != old
+	if anew {
+		now.at = time.Now()
+		s.metrics.expect(r.Set)
+		if old != nil {
+			s.metrics.policyInfo.DeleteLabelValues(old.Version())
+		}
+		s.metrics.policyInfo.WithLabelValues(r.Set.Version()).Set(1)
+	}
+	s.loaded.Store(now)
+	s.policies.Store(r.Set)
+	s.reportHealth()
+
+	for _, line := range now.problems[:min(len(now.problems), maxProblems)] {
+		s.log.ErrorContext(ctx, "policy file is wrong", "err", line)
+	}
+	if more := len(now.problems) - maxProblems; more > 0 {
+		s.log.ErrorContext(ctx, "policy files are wrong in more places: see weir check", "more", more)
+	}
+	if anew {
+		s.warn(ctx, r.Set, old)
+		s.log.InfoContext(ctx, "policies loaded", "version", r.Set.Version(), "domains", len(r.Set.Domains()))
+	}
+	switch {
+	case r.Err != nil && r.Set == nil:
+		s.log.ErrorContext(ctx, "no policies are in force, and weir is not ready, until every file is right")
+	case r.Err != nil:
+		s.log.ErrorContext(ctx, "files that are wrong stay in force as they were", "files", r.Wrong)
+	case before.wrong > 0:
+		s.log.InfoContext(ctx, "policy files are right again")
+	}
+}
+
+// warn logs the warnings of a set that the one before did not have.
+func (s *Server) warn(ctx context.Context, set, old *policy.Set) {
+	known := make(map[string]bool)
+	if old != nil {
+		for _, w := range old.Warnings() {
+			known[w] = true
+		}
+	}
+	for _, w := range set.Warnings() {
+		if !known[w] {
+			s.log.WarnContext(ctx, "policy", "warning", w)
+		}
+	}
+}
