@@ -55,7 +55,8 @@ func watch(ctx context.Context, paths []string, log *slog.Logger, read func()) {
 		case <-poll.C:
 		case <-hangUp:
 			log.InfoContext(ctx, "SIGHUP: reading the policy files")
-		case <-errs: // events may have been lost
+		case err := <-errs: // events may have been lost
+			log.DebugContext(ctx, "policy files are read, since a watch failed", "err", err)
 		case e := <-events:
 			if !watched.mean(e.Name) {
 				continue
