@@ -69,11 +69,11 @@ type Check struct {
 	Class Class
 	// Shadow: evaluated and counted, and never refuses.
 	Shadow bool
+	// FailureMode is the policy's, or its domain's. Stores do not look at it.
+	FailureMode FailureMode
 	// Quota, if not 0, is the group (one a descriptor) that this check belongs
 	// to; quota checks refuse only if every group has a failing check.
 	Quota int
-	// FailureMode is the policy's, or its domain's. Stores do not look at it.
-	FailureMode FailureMode
 }
 
 // Impossible returns Banned or CostExceedsCapacity for a check that can never

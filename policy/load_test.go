@@ -61,6 +61,7 @@ func TestLoadReadsAConfigMap(t *testing.T) {
 	}
 }
 
+// R30: also a domain that is there twice.
 func TestLoadTellsAllErrorsOfAllFiles(t *testing.T) {
 	dir := files(t, map[string]string{
 		"a.yaml": "domain: d\ndescriptors: [{key: a, unit: day}, {key: ''}]",
@@ -72,7 +73,7 @@ func TestLoadTellsAllErrorsOfAllFiles(t *testing.T) {
 policy: DIR/a.yaml:2: a: unit means nothing in a descriptor; move it to rate_limit
 policy: DIR/a.yaml:2: descriptors[1]: key is empty; give the descriptor a key
 policy: DIR/b.yaml:3: domain d is in DIR/a.yaml:1 already; merge the two files or rename one
-policy: DIR/b.yaml:4: unknown key other; allowed in the root of the file: domain, descriptors, shadow_mode
+policy: DIR/b.yaml:4: unknown key other; allowed in the root of the file: domain, descriptors, shadow_mode, failure_mode
 policy: DIR/c.yaml:1: not valid YAML: did not find expected node content; look at this line and those after it`, "DIR", dir)
 	if err == nil || err.Error() != want {
 		t.Errorf("Load said:\n%v\nwant:\n%s", err, want)
@@ -159,6 +160,7 @@ func BenchmarkMatch(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	sensitive := mustParse(b, sensitivePolicy)
 	entry := func(kv ...string) Descriptor {
 		var d Descriptor
 		for i := 0; i < len(kv); i += 2 {
@@ -179,7 +181,9 @@ func BenchmarkMatch(b *testing.B) {
 		set  *Set
 		r    Request
 	}{
-		{"one bucket", s, Request{Domain: "inference", Descriptors: []Descriptor{entry("api_key", "k1")}}},
+		{"one bucket", sensitive, Request{Domain: "d", Descriptors: []Descriptor{entry("account", "k1")}}},
+		{"one sensitive bucket", sensitive, Request{Domain: "d", Descriptors: []Descriptor{entry("api_key", "k1")}}},
+		{"one sensitive bucket of a long value", sensitive, Request{Domain: "d", Descriptors: []Descriptor{entry("api_key", strings.Repeat("k", 1000))}}},
 		{"three descriptors four checks", s, Request{Domain: "inference", Descriptors: []Descriptor{
 			entry("account", "alice"), entry("account", "alice", "plan", "trial"), entry("pool", "images"),
 		}}},
