@@ -28,6 +28,7 @@ import (
 type serveCommand struct {
 	Policy           []string      `required:"" env:"WEIR_POLICY" placeholder:"PATH" help:"Policy file, or folder of files (*.yaml, *.yml). Repeat it, or separate by commas. Required."`
 	Redis            string        `env:"WEIR_REDIS" placeholder:"URL" help:"Redis that all replicas share: redis://[user:password@]host:port[/db]. Without it the state is in this process."`
+	HashKeyFile      string        `env:"WEIR_HASH_KEY_FILE" placeholder:"PATH" help:"File with the secret, of 32 bytes or more, under which the values of sensitive policies are hashed: the same for all replicas. With --redis such policies need it; in memory the default is a random one."`
 	GRPCListen       string        `name:"grpc-listen" env:"WEIR_GRPC_LISTEN" default:":8081" placeholder:"ADDR" help:"Address of the gRPC services (${default})."`
 	HTTPListen       string        `name:"http-listen" env:"WEIR_HTTP_LISTEN" default:":8080" placeholder:"ADDR" help:"Address of /healthz and /metrics (${default})."`
 	AdminListen      string        `env:"WEIR_ADMIN_LISTEN" default:"127.0.0.1:6070" placeholder:"ADDR" help:"Address of /rlconfig and /debug/pprof/ (${default}); keep it private. Empty: none."`
@@ -63,7 +64,11 @@ func (c *serveCommand) Run(con console) error {
 	headroom := make([]byte, gcHeadroom)
 	defer runtime.KeepAlive(headroom)
 	log := slog.New(slog.NewTextHandler(con.stderr, &slog.HandlerOptions{Level: c.LogLevel}))
-	set, err := policy.Load(c.Policy, policy.Options{Lenient: c.Lenient, Shadow: c.Shadow})
+	options, err := c.policyOptions(con.ctx, log)
+	if err != nil {
+		return err
+	}
+	set, err := policy.Load(c.Policy, options)
 	if err != nil {
 		return fmt.Errorf("the policies cannot be used:\n%w", err)
 	}
@@ -95,6 +100,25 @@ func (c *serveCommand) Run(con console) error {
 	err = c.serve(con.ctx, srv, st, l, registry, log)
 	srv.Close()
 	return errors.Join(err, st.Close())
+}
+
+// policyOptions are those of every load.
+func (c *serveCommand) policyOptions(ctx context.Context, log *slog.Logger) (policy.Options, error) {
+	o := policy.Options{Lenient: c.Lenient, Shadow: c.Shadow}
+	switch {
+	case c.HashKeyFile != "":
+		key, err := readHashKey(c.HashKeyFile)
+		if err != nil {
+			return o, err
+		}
+		o.HashKey = key
+		log.InfoContext(ctx, "hash key", "file", c.HashKeyFile, "fingerprint", fingerprint(key))
+	case c.Redis != "":
+		o.NeedHashKey = true
+	default:
+		o.HashKey = randomHashKey()
+	}
+	return o, nil
 }
 
 func (c *serveCommand) store() (store.Store, error) {
