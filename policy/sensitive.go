@@ -132,6 +132,9 @@ func (m *mac) writeString(s string) {
 func mayBeSensitive(doc *yaml.Node) *keySet {
 	s := search{seen: make(map[*yaml.Node]mention), words: make(map[string]bool)}
 	s.look(doc)
+	if len(s.found.patterns) > maxPatterns {
+		s.found.patterns = []string{"*"} // the file is refused, and this search would take long
+	}
 	return &s.found
 }
 
