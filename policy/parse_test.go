@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -234,5 +235,23 @@ func TestHostileFilesEnd(t *testing.T) {
 				t.Errorf("Parse said %.300v, want %q", err, c.want)
 			}
 		})
+	}
+}
+
+func TestTheDocsHaveEveryKey(t *testing.T) {
+	text, err := os.ReadFile("../docs/semantics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range levels {
+		for _, key := range l.keys {
+			found := false
+			for line := range strings.Lines(string(text)) {
+				found = found || strings.HasPrefix(line, "| `") && strings.Contains(line, "`"+key+"`")
+			}
+			if !found {
+				t.Errorf("docs/semantics.md has no row of %s", key)
+			}
+		}
 	}
 }

@@ -83,8 +83,8 @@ func (d *domain) hide(subject []limit.Entry) []limit.Entry {
 // hasher makes keyed digests. It may be used by many goroutines at once.
 type hasher struct{ macs sync.Pool }
 
-// mac is HMAC-SHA256 under the hasher's key. To make one costs as much as to use
-// it, so it is used again.
+// mac is HMAC-SHA256 under the hasher's key. To make one costs more than to use it,
+// so it is used again.
 type mac struct {
 	hash.Hash
 	buf [256]byte
