@@ -196,7 +196,7 @@ func TestDecode(t *testing.T) {
 			if len(got.Request.Descriptors) == 0 {
 				got.Request.Descriptors = nil
 			}
-			if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(Ask{})); diff != "" {
+			if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(Ask{}, limit.Entry{})); diff != "" {
 				t.Errorf("Decode(%v) (-want +got):\n%s", tt.in, diff)
 			}
 		})

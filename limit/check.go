@@ -19,6 +19,39 @@ func (c Class) String() string {
 	return "lane"
 }
 
+// FailureMode says what becomes of a check that no store decides. A larger one is
+// stricter.
+type FailureMode uint8
+
+// The failure modes. The zero value leaves it to the service.
+const (
+	DefaultMode FailureMode = iota
+	ModeOpen                // it passes
+	ModeLocal               // this process decides, by its share of the limit
+	ModeClosed              // it refuses
+)
+
+// failureModes are the names in policy files.
+var failureModes = [...]string{ModeOpen: "open", ModeLocal: "local", ModeClosed: "closed"}
+
+// String is the mode's name in policy files; "" for DefaultMode.
+func (m FailureMode) String() string {
+	if int(m) < len(failureModes) {
+		return failureModes[m]
+	}
+	return ""
+}
+
+// ParseFailureMode returns the mode with this name, or DefaultMode.
+func ParseFailureMode(name string) FailureMode {
+	for m := ModeOpen; m <= ModeClosed; m++ {
+		if failureModes[m] == name {
+			return m
+		}
+	}
+	return DefaultMode
+}
+
 // Check is a limit applied to one subject with a number of hits: what a store
 // is asked. Two checks of a request may share a Key only if both are windows,
 // which then have one length and differ in what they allow: each carries the hits
@@ -36,6 +69,8 @@ type Check struct {
 	Class Class
 	// Shadow: evaluated and counted, and never refuses.
 	Shadow bool
+	// FailureMode is the policy's, or its domain's. Stores do not look at it.
+	FailureMode FailureMode
 	// Quota, if not 0, is the group (one a descriptor) that this check belongs
 	// to; quota checks refuse only if every group has a failing check.
 	Quota int

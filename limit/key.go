@@ -8,7 +8,17 @@ import (
 )
 
 // Entry is one key/value of a descriptor.
-type Entry struct{ Key, Value string }
+type Entry struct {
+	Key, Value string
+	// hashed: Value is a digest that [Hashed] wrote.
+	hashed bool
+}
+
+// Hashed is the entry of a key and a value that must not be seen: digest stands
+// for the value. It must be a keyed one, of the key and the value at least.
+func Hashed(key string, digest [16]byte) Entry {
+	return Entry{Key: key, Value: base64.RawURLEncoding.EncodeToString(digest[:]), hashed: true}
+}
 
 // ReservedPrefix begins the keys of entries that speak to weir itself: they are
 // taken out of every descriptor before it is matched.
@@ -24,9 +34,10 @@ const maxPlain = 64
 //	weir:{inference}:c:pool=images
 //
 // b is a token bucket, w a window with its unit, c a concurrency. All keys of a
-// domain share one hash tag. Separators and braces in names are %-escaped, and
-// texts of more than 64 bytes stand as # and their SHA-256 (a # in a text is
-// escaped, so nobody can forge one).
+// domain share one hash tag. Separators and braces in names are %-escaped, texts
+// of more than 64 bytes stand as # and the 43 characters of their SHA-256, and
+// [Hashed] values as # and the 22 of their digest (a # in a text is escaped, so
+// nobody can forge either).
 func Key(domain string, l Limit, subject []Entry) string {
 	var b strings.Builder
 	b.Grow(64)
@@ -51,6 +62,11 @@ func Key(domain string, l Limit, subject []Entry) string {
 		}
 		escape(&b, e.Key, maxPlain)
 		b.WriteByte('=')
+		if e.hashed {
+			b.WriteByte('#')
+			b.WriteString(e.Value)
+			continue
+		}
 		escape(&b, e.Value, maxPlain)
 	}
 	return b.String()

@@ -27,6 +27,8 @@ func TestKey(t *testing.T) {
 		{"a}b{c:d", bucket, []limit.Entry{{Key: "k:,=#%", Value: "{} \x00\n\x7f"}}, "weir:{a%7Db%7Bc%3Ad}:b:k%3A%2C%3D%23%25=%7B%7D%20%00%0A%7F"},
 		{"d", bucket, []limit.Entry{{Key: "k", Value: "grün"}}, "weir:{d}:b:k=grün"},
 		{"d", bucket, []limit.Entry{{Key: "k", Value: long[:64]}}, "weir:{d}:b:k=" + long[:64]},
+		{"d", bucket, []limit.Entry{limit.Hashed("k:", [16]byte{15: 1}), {Key: "l", Value: "v"}}, "weir:{d}:b:k%3A=#AAAAAAAAAAAAAAAAAAAAAQ,l=v"},
+		{"d", bucket, []limit.Entry{{Key: "k", Value: "#AAAAAAAAAAAAAAAAAAAAAQ"}}, "weir:{d}:b:k=%23AAAAAAAAAAAAAAAAAAAAAQ"},
 		{"d", bucket, []limit.Entry{{Key: "k", Value: long}}, "weir:{d}:b:k=#lTfF_fEgSC99WNJentWD9SwCtOME6oFNsWM61WWu1-k"},
 	} {
 		got := limit.Key(tt.domain, tt.l, tt.subject)
@@ -49,12 +51,17 @@ func FuzzKey(f *testing.F) {
 			same := len(other) == 1 && one[0] == other[0]
 			a, b := limit.Key("d", bucket, one), limit.Key("d", bucket, other)
 			if (a == b) != same {
-				t.Errorf("Key(%q) = %q and Key(%q) = %q", one, a, other, b)
+				t.Errorf("Key(%#v) = %q and Key(%#v) = %q", one, a, other, b)
+			}
+			var digest [16]byte
+			copy(digest[:], v1)
+			if hashed := limit.Key("d", bucket, []limit.Entry{limit.Hashed(k1, digest)}); hashed == a || hashed == b {
+				t.Errorf("Key of a hashed entry = %q, which is that of %#v or %#v too", hashed, one, other)
 			}
 		}
 		for _, c := range limit.Key(v1, bucket, one)[len("weir:{"):] {
 			if c == '{' {
-				t.Errorf("a brace that is not escaped in Key(%q, %q)", v1, one)
+				t.Errorf("a brace that is not escaped in Key(%q, %#v)", v1, one)
 			}
 		}
 	})

@@ -26,7 +26,7 @@ func (s *Set) Describe(w io.Writer) error {
 func (d *domain) describe(b *strings.Builder) {
 	var rows []row
 	for _, c := range d.root.children {
-		rows = c.rows(rows, "")
+		rows = c.rows(rows, "", d.sensitive)
 	}
 	limits, widest := 0, 0
 	for n := range d.policies() {
@@ -35,7 +35,10 @@ func (d *domain) describe(b *strings.Builder) {
 	for _, r := range rows {
 		widest = max(widest, utf8.RuneCountInString(r.at))
 	}
-	fmt.Fprintf(b, "domain %s (%s): %s, %s", show(d.name), show(d.file), count(len(rows), "policy", "policies"), count(limits, "limit", "limits"))
+	fmt.Fprintf(b, "domain %s (%s): %s, %s, Redis Cluster slot %d", show(d.name), show(d.file), count(len(rows), "policy", "policies"), count(limits, "limit", "limits"), limit.Slot(d.name))
+	if d.failure != limit.DefaultMode {
+		fmt.Fprintf(b, "; failure mode %s", d.failure)
+	}
 	if d.shadow {
 		b.WriteString("; all in shadow, requests' own limits too: nothing is refused")
 	}
@@ -49,10 +52,10 @@ func (d *domain) describe(b *strings.Builder) {
 type row struct{ at, words string }
 
 // rows adds the row of a policy and those of its children.
-func (n *node) rows(rows []row, above string) []row {
+func (n *node) rows(rows []row, above string, secret *keySet) []row {
 	at := above + show(n.key)
 	if n.value != "" {
-		at += "=" + show(n.value)
+		at = above + showEntry(n.key, n.value, secret)
 	}
 	var parts []string
 	for i := range n.rules {
@@ -69,6 +72,9 @@ func (n *node) rows(rows []row, above string) []row {
 		{n.quota, "quota"},
 		{n.class == limit.Pool, "rejects as pool"},
 		{n.share, "all that match share it"},
+		{n.ownFailure, "failure mode " + n.failure.String()},
+		// Beside a sensitive policy of the same key, too.
+		{secret.names(n.key), "sensitive"},
 	} {
 		if o.on {
 			parts = append(parts, o.words)
@@ -76,7 +82,7 @@ func (n *node) rows(rows []row, above string) []row {
 	}
 	rows = append(rows, row{at, strings.Join(parts, "; ")})
 	for _, c := range n.children {
-		rows = c.rows(rows, at+".")
+		rows = c.rows(rows, at+".", secret)
 	}
 	return rows
 }

@@ -40,7 +40,7 @@ func (p *parser) document(data []byte) *yaml.Node {
 	case err != nil:
 		line, what := position(err, data)
 		remedy := "look at this line and those after it"
-		if strings.Contains(what, "anchor") || strings.Contains(what, "alphabetic or numeric") {
+		if strings.Contains(what, "alias") || strings.Contains(what, "alphabetic or numeric") {
 			remedy = "quote a text that begins with * or &"
 		}
 		p.fail(line, nil, "not valid YAML: "+show(what)+"; "+remedy)
@@ -72,12 +72,14 @@ func position(err error, data []byte) (line int, what string) {
 		}
 	}
 	line = 1
-	// The parser tells no line of "unknown anchor 'foo' referenced".
+	// The parser tells no line of "unknown anchor 'foo' referenced". The name is not
+	// told: it may be the value of a policy that means to be sensitive.
 	if rest, ok := strings.CutPrefix(what, "unknown anchor '"); ok {
 		name, _, _ := strings.Cut(rest, "'")
 		if before, _, found := bytes.Cut(data, []byte("*"+name)); found {
 			line += bytes.Count(before, []byte("\n"))
 		}
+		what = "an alias (* and a name) without its anchor (& and the name)"
 	}
 	return line, what
 }
@@ -114,7 +116,7 @@ func (p *parser) fields(n *yaml.Node, at *path, l level) []field {
 			if slices.Contains(required, f.name) {
 				remedy = "give it one"
 			}
-			p.mistake(f.line, at, f.label+" has no value; "+remedy)
+			p.lapse(f.name, f.line, at, f.label+" has no value; "+remedy)
 			if p.lenient {
 				continue
 			}
@@ -146,7 +148,7 @@ func (p *parser) collect(n *yaml.Node, at *path, depth int) []field {
 		}
 		f := field{name: k.Value, line: k.Line, value: v}
 		if j, twice := place[k.Value]; twice {
-			p.mistake(k.Line, at, fmt.Sprintf("%s is there twice, and the one in line %d does not count; remove one", show(k.Value), fields[j].line))
+			p.lapse(f.name, k.Line, at, fmt.Sprintf("%s is there twice, and the one in line %d does not count; remove one", show(k.Value), fields[j].line))
 			fields[j] = f // the last wins, as in YAML
 		} else {
 			place[k.Value] = len(fields)
@@ -227,10 +229,15 @@ func (p *parser) text(f *field, at *path) (string, bool) {
 		return "", false
 	case "!!str", "!!int", "!!bool", "!!timestamp", "!!merge":
 		return n.Value, true
-	case "!!float":
-		p.fail(n.Line, at, fmt.Sprintf("%s %s is a fraction or too large a number, which YAML does not keep as it is spelled; quote it: %q", f.label, show(n.Value), show(n.Value)))
-	default:
-		p.fail(n.Line, at, fmt.Sprintf("%s has the YAML tag %s; remove it", f.label, show(n.ShortTag())))
+	}
+	shown, spelled, tag := show(n.Value), strconv.Quote(show(n.Value)), show(n.ShortTag())
+	if f.name == "value" && at != nil && p.secret.has(at.key) {
+		shown, spelled, tag = hidden, `"…"`, hidden // what begins with ! is a tag
+	}
+	if n.ShortTag() == "!!float" {
+		p.fail(n.Line, at, fmt.Sprintf("%s %s is a fraction or too large a number, which YAML does not keep as it is spelled; quote it: %s", f.label, shown, spelled))
+	} else {
+		p.fail(n.Line, at, fmt.Sprintf("%s has the YAML tag %s; remove it", f.label, tag))
 	}
 	return "", false
 }
@@ -241,6 +248,19 @@ func (p *parser) flag(f *field, at *path) (on, ok bool) {
 	if isNull(n) {
 		return false, false
 	}
+	if on, ok := asFlag(n); ok {
+		return on, true
+	}
+	remedy := "write one of the two"
+	if quoted(n) {
+		remedy = "remove the quotes"
+	}
+	p.fail(n.Line, at, fmt.Sprintf("%s must be true or false, got %s; %s", f.label, describe(n), remedy))
+	return false, false
+}
+
+// asFlag reads true or false as envoyproxy/ratelimit does.
+func asFlag(n *yaml.Node) (on, ok bool) {
 	if n.Kind == yaml.ScalarNode && !quoted(n) {
 		switch strings.ToLower(n.Value) {
 		case "true", "yes", "on":
@@ -249,11 +269,6 @@ func (p *parser) flag(f *field, at *path) (on, ok bool) {
 			return false, true
 		}
 	}
-	remedy := "write one of the two"
-	if quoted(n) {
-		remedy = "remove the quotes"
-	}
-	p.fail(n.Line, at, fmt.Sprintf("%s must be true or false, got %s; %s", f.label, describe(n), remedy))
 	return false, false
 }
 

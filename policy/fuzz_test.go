@@ -11,7 +11,7 @@ import (
 // FuzzParse: any text gives errors or a set that can be used, and what is
 // accepted strictly is accepted leniently.
 func FuzzParse(f *testing.F) {
-	for _, file := range []string{"testdata/errors.txt", "testdata/describe.txt", "testdata/match/replaces.txt"} {
+	for _, file := range []string{"testdata/errors.txt", "testdata/describe.txt", "testdata/lint.txt", "testdata/match/replaces.txt"} {
 		data, err := os.ReadFile(file)
 		if err != nil {
 			f.Fatal(err)
@@ -61,7 +61,7 @@ func use(t *testing.T, s *Set) {
 				entries := append(entries[:len(entries):len(entries)], limit.Entry{Key: c.key, Value: c.value})
 				if c.value != "" {
 					if got := s.domains[name].find(entries).node; got != c && len(entries) == 1 {
-						t.Errorf("find(%q) = %v, want the policy itself", entries, got)
+						t.Errorf("find(%v) = %v, want the policy itself", entries, got)
 					}
 				}
 				if len(r.Descriptors) < 100 {

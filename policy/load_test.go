@@ -61,6 +61,7 @@ func TestLoadReadsAConfigMap(t *testing.T) {
 	}
 }
 
+// R30: also a domain that is there twice.
 func TestLoadTellsAllErrorsOfAllFiles(t *testing.T) {
 	dir := writeFiles(t, map[string]string{
 		"a.yaml": "domain: d\ndescriptors: [{key: a, unit: day}, {key: ''}]",
@@ -71,7 +72,7 @@ func TestLoadTellsAllErrorsOfAllFiles(t *testing.T) {
 	want := strings.ReplaceAll(`policy: DIR/a.yaml:2: a: unit means nothing in a descriptor; move it to rate_limit
 policy: DIR/a.yaml:2: descriptors[1]: key is empty; give the descriptor a key
 policy: DIR/b.yaml:3: domain d is in DIR/a.yaml:1 already; merge the two files or rename one
-policy: DIR/b.yaml:4: unknown key other; allowed in the root of the file: domain, descriptors, shadow_mode
+policy: DIR/b.yaml:4: unknown key other; allowed in the root of the file: domain, descriptors, shadow_mode, failure_mode
 policy: DIR/c.yaml:1: not valid YAML: did not find expected node content; look at this line and those after it
 policy: stat DIR/none.yaml: no such file or directory; give a file or folder that can be read`, "DIR", dir)
 	if err == nil || err.Error() != want {
@@ -102,30 +103,32 @@ func TestLoadSaysWhatToDoWithoutFiles(t *testing.T) {
 	}
 }
 
-func TestTheExampleLoads(t *testing.T) {
-	s, err := Load([]string{"../examples/policy.yaml"}, Options{})
+func TestTheExamplesLoad(t *testing.T) {
+	s, err := Load([]string{"../examples"}, Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if w := s.Warnings(); len(w) > 0 {
-		t.Errorf("the example has warnings: %q", w)
+		t.Errorf("the examples have warnings: %q", w)
 	}
 	var got []string
-	for n := range s.domains["inference"].policies() {
-		for _, r := range n.rules {
-			got = append(got, fmt.Sprintf("%s %T %v %v", r.check.Name, r.check.Limit, r.check.Class, r.check.Shadow))
+	for _, name := range s.Domains() {
+		for n := range s.domains[name].policies() {
+			for _, r := range n.rules {
+				got = append(got, fmt.Sprintf("%s %s %T %v %v", name, r.check.Name, r.check.Limit, r.check.Class, r.check.Shadow))
+			}
 		}
 	}
 	want := []string{
-		"account limit.TokenBucket lane false",
-		"account limit.Concurrency lane false",
-		"account.plan limit.TokenBucket lane true",
-		"pool limit.Concurrency pool false",
-		"api_key limit.TokenBucket lane false",
-		"api_key_tokens limit.Window lane false",
+		"api api_key limit.TokenBucket lane false",
+		"api api_key_tokens limit.Window lane false",
+		"inference account limit.TokenBucket lane false",
+		"inference account limit.Concurrency lane false",
+		"inference account.plan limit.TokenBucket lane true",
+		"inference pool limit.Concurrency pool false",
 	}
 	if !slices.Equal(got, want) {
-		t.Errorf("the example has %q, want %q", got, want)
+		t.Errorf("the examples have %q, want %q", got, want)
 	}
 }
 
@@ -159,6 +162,7 @@ func BenchmarkMatch(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
+	sensitive := mustParse(b, sensitivePolicy)
 	entry := func(kv ...string) Descriptor {
 		var d Descriptor
 		for i := 0; i < len(kv); i += 2 {
@@ -179,7 +183,9 @@ func BenchmarkMatch(b *testing.B) {
 		set  *Set
 		r    Request
 	}{
-		{"one bucket", s, Request{Domain: "inference", Descriptors: []Descriptor{entry("api_key", "k1")}}},
+		{"one bucket", sensitive, Request{Domain: "d", Descriptors: []Descriptor{entry("account", "k1")}}},
+		{"one sensitive bucket", sensitive, Request{Domain: "d", Descriptors: []Descriptor{entry("api_key", "k1")}}},
+		{"one sensitive bucket of a long value", sensitive, Request{Domain: "d", Descriptors: []Descriptor{entry("api_key", strings.Repeat("k", 1000))}}},
 		{"three descriptors four checks", s, Request{Domain: "inference", Descriptors: []Descriptor{
 			entry("account", "alice"), entry("account", "alice", "plan", "trial"), entry("pool", "images"),
 		}}},

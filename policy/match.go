@@ -48,16 +48,20 @@ func (s *Set) Match(r Request) Match {
 		if n != nil && places[i].shared {
 			subject = d.subject(asked.Entries)
 		}
+		if d.sensitive != nil && (asked.Override != nil || n != nil && len(n.rules) > 0) {
+			subject = d.hide(subject)
+		}
 		if asked.Override != nil && !asked.refundsNothing(r.Hits) {
 			c := limit.Check{
-				Key:    limit.Key(d.name, *asked.Override, subject),
-				Limit:  *asked.Override,
-				Hits:   hits,
-				Name:   OverrideName,
-				Shadow: d.shadow,
+				Key:         limit.Key(d.name, *asked.Override, subject),
+				Limit:       *asked.Override,
+				Hits:        hits,
+				Name:        OverrideName,
+				Shadow:      d.shadow,
+				FailureMode: d.failure,
 			}
 			if n != nil {
-				c.Class = n.class
+				c.Class, c.FailureMode = n.class, n.failure
 			}
 			indices = append(indices, all.add(c))
 		}

@@ -23,7 +23,7 @@ func TestMatch(t *testing.T) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {
 			case "policy":
-				s, err := Parse("d.yaml", []byte(d.Input), Options{Lenient: d.HasArg("lenient")})
+				s, err := Parse("d.yaml", []byte(d.Input), Options{Lenient: d.HasArg("lenient"), HashKey: []byte("a key of tests")})
 				if err != nil {
 					return err.Error()
 				}
@@ -101,10 +101,17 @@ func formatMatch(r Request, m Match) string {
 		if c.Quota != 0 {
 			fmt.Fprintf(&b, " quota=%d", c.Quota)
 		}
+		if c.FailureMode != limit.DefaultMode {
+			fmt.Fprintf(&b, " failure=%v", c.FailureMode)
+		}
 		b.WriteByte('\n')
 	}
 	for i, d := range m.Descriptors {
-		fmt.Fprintf(&b, "%v ->", r.Descriptors[i].Entries)
+		var entries []string
+		for _, e := range r.Descriptors[i].Entries {
+			entries = append(entries, "{"+e.Key+" "+e.Value+"}")
+		}
+		fmt.Fprintf(&b, "%v ->", entries)
 		for _, c := range d.Checks {
 			fmt.Fprintf(&b, " %d", c)
 		}

@@ -134,6 +134,8 @@ func merged(a, b limit.Check) limit.Check {
 	}
 	a.Name = min(a.Name, b.Name)
 	a.Class = min(a.Class, b.Class) // Lane before Pool
+	// Closed before local before open, and what is said before what is not.
+	a.FailureMode = max(a.FailureMode, b.FailureMode)
 	a.Quota = min(a.Quota, b.Quota) // none before any
 	return a
 }

@@ -23,10 +23,15 @@ const (
 
 // parser reads one file.
 type parser struct {
-	lenient  bool
-	errors   problems
-	warnings problems
-	domain   *domain
+	lenient     bool
+	hashKey     []byte
+	needHashKey bool
+	errors      problems
+	warnings    problems
+	domain      *domain
+	// secret are the keys of policies that may be sensitive: what they turn out to be
+	// is known too late for the first errors.
+	secret *keySet
 	// replacers are the named limits that replace others, for the search for
 	// those that replace each other.
 	replacers []replacer
@@ -49,17 +54,24 @@ func Parse(name string, data []byte, o Options) (*Set, error) {
 
 func parse(name string, data []byte, o Options) *parser {
 	p := &parser{
-		lenient:  o.Lenient,
-		errors:   problems{file: name},
-		warnings: problems{file: name},
-		domain:   &domain{file: name, sum: sha256.Sum256(data), shadow: o.Shadow},
+		lenient:     o.Lenient,
+		hashKey:     o.HashKey,
+		needHashKey: o.NeedHashKey && len(o.HashKey) == 0,
+		errors:      problems{file: name},
+		warnings:    problems{file: name},
+		domain:      &domain{file: name, sum: sha256.Sum256(data), shadow: o.Shadow},
 	}
 	if len(data) > maxFile {
 		p.fail(1, nil, fmt.Sprintf("the file is larger than %d MiB; split it into domains", maxFile>>20))
 		return p
 	}
 	if root := p.document(data); root != nil {
+		p.secret = mayBeSensitive(root)
+		p.errors.secret, p.warnings.secret = p.secret, p.secret
 		p.root(root)
+	}
+	if len(p.errors.list) == 0 {
+		p.lint()
 	}
 	return p
 }
@@ -104,6 +116,16 @@ func (p *parser) mistake(line int, at *path, text string) {
 	p.fail(line, at, text)
 }
 
+// lapse is a mistake about a key. It is an error even in lenient reading if the key
+// is sensitive: what to hide is not guessed.
+func (p *parser) lapse(key string, line int, at *path, text string) {
+	if key == "sensitive" {
+		p.fail(line, at, text)
+		return
+	}
+	p.mistake(line, at, text)
+}
+
 // require notes that a key is missing, and returns nil then.
 func (p *parser) require(fields []field, name, label string, line int, at *path, remedy string) *field {
 	f := get(fields, name)
@@ -126,6 +148,9 @@ func (p *parser) root(n *yaml.Node) {
 	if f := get(fields, "shadow_mode"); f != nil {
 		on, _ := p.flag(f, nil)
 		p.domain.shadow = p.domain.shadow || on
+	}
+	if f := get(fields, "failure_mode"); f != nil {
+		p.domain.failure = p.failureMode(f, nil)
 	}
 	if f := get(fields, "descriptors"); f != nil {
 		p.descriptors(f, &p.domain.root, nil, 1)
@@ -194,13 +219,16 @@ func (p *parser) descriptor(item *yaml.Node, parent *node, at *path, depth int) 
 	if item.Kind != yaml.MappingNode {
 		return
 	}
-	n := &node{line: item.Line}
+	n := &node{line: item.Line, failure: p.domain.failure}
 	named := p.identity(fields, n, item.Line, at)
 	p.options(fields, n, at)
 	if named {
 		if before := parent.add(n); before != nil {
 			p.fail(item.Line, at, fmt.Sprintf("the same key and value stand in line %d; merge the two", before.line))
 		}
+	}
+	if named && n.sensitive {
+		p.sensitive(get(fields, "sensitive").line, n.key, at)
 	}
 	for _, kind := range []struct {
 		key  string
@@ -218,7 +246,7 @@ func (p *parser) descriptor(item *yaml.Node, parent *node, at *path, depth int) 
 		if !ok {
 			continue
 		}
-		r.check.Class, r.check.Shadow = n.class, n.shadow || p.domain.shadow
+		r.check.Class, r.check.Shadow, r.check.FailureMode = n.class, n.shadow || p.domain.shadow, n.failure
 		r.check.Name = r.explicit
 		if r.explicit == "" {
 			r.check.Name = defaultName(at.keys())
@@ -319,6 +347,13 @@ func (p *parser) options(fields []field, n *node, at *path) {
 			default:
 				p.fail(f.line, at, fmt.Sprintf("reject_as must be lane or pool, got %s; write one of the two", describe(f.value)))
 			}
+		case "failure_mode":
+			if mode := p.failureMode(f, at); mode != limit.DefaultMode {
+				n.failure, n.ownFailure = mode, true
+			}
+		case "sensitive":
+			on, ok := p.flag(f, at)
+			n.sensitive, n.harmless = on, ok && !on
 		case "detailed_metric", "value_to_metric":
 			if on, _ := p.flag(f, at); on {
 				p.warnings.add(f.line, at, f.name+" has no effect in weir; remove it")
@@ -333,6 +368,36 @@ func (p *parser) options(fields []field, n *node, at *path) {
 			}
 		}
 	}
+}
+
+// sensitive notes that the values of a key must not be seen in this domain.
+func (p *parser) sensitive(line int, key string, at *path) {
+	d := p.domain
+	if d.sensitive == nil {
+		d.sensitive, d.hasher = &keySet{}, newHasher(p.hashKey)
+		if p.needHashKey {
+			p.fail(line, at, "sensitive needs --hash-key-file with --redis, so that all replicas hash alike; make one by openssl rand -hex 32")
+		}
+	}
+	before := len(d.sensitive.patterns)
+	d.sensitive.add(key)
+	if len(d.sensitive.patterns) > max(before, maxPatterns) {
+		p.stop(line, at, fmt.Sprintf("more than %d patterns are sensitive; use fewer, as each entry is compared with all", maxPatterns))
+	}
+}
+
+// failureMode reads open, closed or local.
+func (p *parser) failureMode(f *field, at *path) limit.FailureMode {
+	text, ok := p.text(f, at)
+	mode := limit.ParseFailureMode(text)
+	switch {
+	case !ok:
+	case mode == limit.DefaultMode:
+		p.fail(f.line, at, fmt.Sprintf("failure_mode must be open, closed or local, got %s; write one of the three", describe(f.value)))
+	case mode != limit.ModeOpen:
+		p.warnings.add(f.line, at, fmt.Sprintf("failure_mode %s has no effect in this version, which admits when the store is away; do not rely on it yet", mode))
+	}
+	return mode
 }
 
 // defaultName is the name of a limit that has none: its path of keys, made fit

@@ -2,15 +2,22 @@ package policy
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
 )
 
-// TestErrors runs testdata/errors.txt: `parse` or `parse lenient` of a file.
+// TestErrors runs testdata/errors.txt: `parse` of a file, also `parse lenient` and
+// `parse need-hash-key`.
 func TestErrors(t *testing.T) {
 	runParse(t, "testdata/errors.txt")
+}
+
+// TestLint runs testdata/lint.txt, in the same form.
+func TestLint(t *testing.T) {
+	runParse(t, "testdata/lint.txt")
 }
 
 // TestDescribe runs testdata/describe.txt, in the same form.
@@ -20,7 +27,7 @@ func TestDescribe(t *testing.T) {
 
 func runParse(t *testing.T, file string) {
 	datadriven.RunTest(t, file, func(t *testing.T, d *datadriven.TestData) string {
-		s, err := Parse("api.yaml", []byte(d.Input+"\n"), Options{Lenient: d.HasArg("lenient")})
+		s, err := Parse("api.yaml", []byte(d.Input+"\n"), Options{Lenient: d.HasArg("lenient"), NeedHashKey: d.HasArg("need-hash-key")})
 		if err != nil {
 			for line := range strings.Lines(err.Error()) {
 				if !strings.HasPrefix(line, "policy: api.yaml:") || !strings.Contains(line, "; ") {
@@ -195,6 +202,9 @@ func TestHostileFilesEnd(t *testing.T) {
 	deep := strings.Repeat("[{key: a, descriptors: ", 100) + "[]" + strings.Repeat("}]", 100)
 	for _, c := range []struct{ name, text, want string }{
 		{"an alias in itself", "domain: d\ndescriptors: &x [{key: a, descriptors: *x}, {key: b, descriptors: *x}]", "nested more than 64 deep"},
+		{"a map that is its own key", "domain: d\ndescriptors: [&x {*x : 1, sensitive: true}]", "a key must be a word"},
+		{"a list that is merged into its own map", "domain: d\ndescriptors: &x [{<<: *x, sensitive: true, key: a}]", "merged into each other"},
+		{"a bomb of merged lists", "domain: d\nx: &x [" + strings.Repeat("{},", 100_000) + "]\ndescriptors:\n" + strings.Repeat("  - {<<: *x, key: a, sensitive: true}\n", 100_000), "keys and merges once its aliases are followed"},
 		{"a merge of itself", "domain: d\ndescriptors: [&x {<<: [*x, *x, *x], key: a}]", "merged into each other"},
 		{"nested descriptors", "domain: d\ndescriptors: " + deep, "nested more than 64 deep"},
 		{"nested lists", "domain: d\ndescriptors: " + strings.Repeat("[", 100_000), "max depth"},
@@ -225,5 +235,23 @@ func TestHostileFilesEnd(t *testing.T) {
 				t.Errorf("Parse said %.300v, want %q", err, c.want)
 			}
 		})
+	}
+}
+
+func TestTheDocsHaveEveryKey(t *testing.T) {
+	text, err := os.ReadFile("../docs/semantics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range levels {
+		for _, key := range l.keys {
+			found := false
+			for line := range strings.Lines(string(text)) {
+				found = found || strings.HasPrefix(line, "| `") && strings.Contains(line, "`"+key+"`")
+			}
+			if !found {
+				t.Errorf("docs/semantics.md has no row of %s", key)
+			}
+		}
 	}
 }

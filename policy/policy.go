@@ -54,6 +54,11 @@ type Options struct {
 	// Shadow makes every limit of every domain a shadow one: a first week in which
 	// nobody is refused.
 	Shadow bool
+	// HashKey is the secret under which the values of sensitive policies are hashed,
+	// the same in all replicas; empty means a random one for each file and load.
+	HashKey []byte
+	// NeedHashKey makes a sensitive policy an error if HashKey is empty.
+	NeedHashKey bool
 }
 
 // Set is the policies of some domains. It never changes once it is loaded and

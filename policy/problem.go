@@ -22,8 +22,9 @@ type problem struct {
 
 // problems are what is wrong in one file.
 type problems struct {
-	file string
-	list []problem
+	file   string
+	secret *keySet // keys whose values are not shown
+	list   []problem
 }
 
 // add notes a problem at a line and a place in the tree. The text says what is
@@ -32,7 +33,7 @@ func (ps *problems) add(line int, at *path, text string) {
 	if ps.full() {
 		return
 	}
-	if s := at.String(); s != "" {
+	if s := at.show(ps.secret); s != "" {
 		text = s + ": " + text
 	}
 	ps.list = append(ps.list, problem{line, fmt.Sprintf("policy: %s:%d: %s", ps.file, line, text)})
@@ -74,8 +75,9 @@ type path struct {
 	index      int
 }
 
-// String is the path as errors show it: account.plan=trial.
-func (at *path) String() string {
+// show is the path as errors show it: account.plan=trial, without the
+// values of secret keys.
+func (at *path) show(secret *keySet) string {
 	var parts []string
 	for ; at != nil; at = at.up {
 		switch {
@@ -84,7 +86,7 @@ func (at *path) String() string {
 		case at.value == "":
 			parts = append(parts, show(at.key))
 		default:
-			parts = append(parts, show(at.key)+"="+show(at.value))
+			parts = append(parts, showEntry(at.key, at.value, secret))
 		}
 	}
 	slices.Reverse(parts)
@@ -116,6 +118,14 @@ func show(s string) string {
 		return short + dots
 	}
 	return strconv.Quote(short) + dots
+}
+
+// showEntry is a key and its value as they stand in an error.
+func showEntry(key, value string, secret *keySet) string {
+	if secret.has(key) {
+		return show(key) + "=" + hidden
+	}
+	return show(key) + "=" + show(value)
 }
 
 // printable reports whether s can stand in a line of text, a metric's label and

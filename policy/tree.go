@@ -11,12 +11,17 @@ import (
 
 // domain is the tree of one policy file.
 type domain struct {
-	name   string
-	file   string
-	line   int               // of the domain's name
-	sum    [sha256.Size]byte // of the file
-	shadow bool
-	root   node
+	name    string
+	file    string
+	line    int               // of the domain's name
+	sum     [sha256.Size]byte // of the file
+	shadow  bool
+	root    node
+	failure limit.FailureMode
+	// sensitive are the keys of sensitive policies, and hasher hides the values of
+	// entries that have one; nil if there are none.
+	sensitive *keySet
+	hasher    *hasher
 	// replaces says that some limit replaces others: without one, Match need not
 	// look for them.
 	replaces bool
@@ -30,14 +35,20 @@ type node struct {
 	quota      bool
 	share      bool // all that match this wildcard share one subject
 	class      limit.Class
-	rules      []rule
-	children   []*node // in file order
+	failure    limit.FailureMode // its own, or its domain's
+	ownFailure bool
+	sensitive  bool
+	// harmless: sensitive: false is written, so that the key's look is no reason to
+	// warn.
+	harmless bool
+	rules    []rule
+	children []*node // in file order
 
 	// The children again, as they are looked up. A wildcard stands here too,
 	// since its own text, taken literally, matches it before any wildcard does.
-	exact map[limit.Entry]*node // with a value
-	bare  map[string]*node      // without
-	wild  []*node               // in file order
+	exact map[entry]*node  // with a value
+	bare  map[string]*node // without
+	wild  []*node          // in file order
 }
 
 // rule is one limit of a policy.
@@ -56,6 +67,9 @@ type rule struct {
 	count  int64
 	period time.Duration
 }
+
+// entry is a key and a value as they are compared.
+type entry struct{ key, value string }
 
 // policies returns all nodes but the root, each before its children.
 func (d *domain) policies() iter.Seq[*node] {
@@ -79,11 +93,11 @@ func (n *node) wildcard() bool {
 // add makes c the last child of n. It returns the child that has the same key
 // and value already, if any, and then adds nothing.
 func (n *node) add(c *node) (before *node) {
-	entry := limit.Entry{Key: c.key, Value: c.value}
+	own := entry{c.key, c.value}
 	if c.value == "" {
 		before = n.bare[c.key]
 	} else {
-		before = n.exact[entry]
+		before = n.exact[own]
 	}
 	if before != nil {
 		return before
@@ -92,9 +106,9 @@ func (n *node) add(c *node) (before *node) {
 	switch {
 	case c.value != "":
 		if n.exact == nil {
-			n.exact = make(map[limit.Entry]*node)
+			n.exact = make(map[entry]*node)
 		}
-		n.exact[entry] = c
+		n.exact[own] = c
 	default:
 		if n.bare == nil {
 			n.bare = make(map[string]*node)
@@ -112,7 +126,7 @@ func (n *node) add(c *node) (before *node) {
 // compared each by itself, never as one text, so that key foo_bar is not taken
 // for foo=bar (R08).
 func (n *node) child(e limit.Entry) *node {
-	if c := n.exact[e]; c != nil {
+	if c := n.exact[entry{e.Key, e.Value}]; c != nil {
 		return c
 	}
 	for _, c := range n.wild {

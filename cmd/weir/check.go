@@ -7,8 +7,14 @@ import (
 )
 
 type checkCommand struct {
-	Files   []string `arg:"" name:"file" help:"Policy files, or folders of files (*.yaml, *.yml)."`
-	Lenient bool     `help:"Let pass, with a warning, what envoyproxy/ratelimit accepts by mistake."`
+	Files         []string `arg:"" name:"file" help:"Policy files, or folders of files (*.yaml, *.yml)."`
+	Lenient       bool     `help:"Let pass, with a warning, what envoyproxy/ratelimit accepts by mistake."`
+	FatalWarnings bool     `help:"Exit with 1 if there are warnings."`
+}
+
+// Help is shown by weir check --help.
+func (c *checkCommand) Help() string {
+	return `Errors are what cannot be loaded; warnings are what can be, and is probably not meant: policies that no request reaches, keys that look like secrets and are not sensitive, keys without effect. Exit 0: fine, 1: a file is wrong (or, with --fatal-warnings, has warnings), 2: the command line is.`
 }
 
 // Run prints what was understood of the files, or all that is wrong with them.
@@ -21,5 +27,11 @@ func (c *checkCommand) Run(con console) error {
 	for _, warning := range set.Warnings() {
 		_, _ = fmt.Fprintf(con.stderr, "warning: %s\n", warning)
 	}
-	return set.Describe(con.stdout)
+	if err := set.Describe(con.stdout); err != nil {
+		return err
+	}
+	if c.FatalWarnings && len(set.Warnings()) > 0 {
+		return exit(exitNo)
+	}
+	return nil
 }

@@ -28,6 +28,7 @@ import (
 type serveCommand struct {
 	Policy           []string      `required:"" env:"WEIR_POLICY" placeholder:"PATH" help:"Policy file, or folder of files (*.yaml, *.yml). Repeat it, or separate by commas. Required."`
 	Redis            string        `env:"WEIR_REDIS" placeholder:"URL" help:"Redis that all replicas share: redis://[user:password@]host:port[/db]. Without it the state is in this process."`
+	HashKeyFile      string        `env:"WEIR_HASH_KEY_FILE" placeholder:"PATH" help:"File with the secret, of 32 bytes or more, under which the values of sensitive policies are hashed: the same for all replicas. With --redis such policies need it; in memory the default is a random one."`
 	GRPCListen       string        `name:"grpc-listen" env:"WEIR_GRPC_LISTEN" default:":8081" placeholder:"ADDR" help:"Address of the gRPC services (${default})."`
 	HTTPListen       string        `name:"http-listen" env:"WEIR_HTTP_LISTEN" default:":8080" placeholder:"ADDR" help:"Address of /healthz and /metrics (${default})."`
 	AdminListen      string        `env:"WEIR_ADMIN_LISTEN" default:"127.0.0.1:6070" placeholder:"ADDR" help:"Address of /rlconfig and /debug/pprof/ (${default}); keep it private. Empty: none."`
@@ -65,10 +66,14 @@ func (c *serveCommand) Run(con console) error {
 	headroom := make([]byte, gcHeadroom)
 	defer runtime.KeepAlive(headroom)
 	log := slog.New(slog.NewTextHandler(con.stderr, &slog.HandlerOptions{Level: c.LogLevel}))
+	options, err := c.policyOptions(con.ctx, log)
+	if err != nil {
+		return err
+	}
 	if c.Shadow {
 		log.WarnContext(con.ctx, "shadow: no limit refuses anybody")
 	}
-	files := policy.NewFiles(c.Policy, policy.Options{Lenient: c.Lenient, Shadow: c.Shadow})
+	files := policy.NewFiles(c.Policy, options)
 	st, err := c.store()
 	if err != nil {
 		return err
@@ -102,6 +107,25 @@ func (c *serveCommand) Run(con console) error {
 	watcher.Wait()
 	srv.Close()
 	return errors.Join(err, st.Close())
+}
+
+// policyOptions are those of every load.
+func (c *serveCommand) policyOptions(ctx context.Context, log *slog.Logger) (policy.Options, error) {
+	o := policy.Options{Lenient: c.Lenient, Shadow: c.Shadow}
+	switch {
+	case c.HashKeyFile != "":
+		key, err := readHashKey(c.HashKeyFile)
+		if err != nil {
+			return o, err
+		}
+		o.HashKey = key
+		log.InfoContext(ctx, "hash key", "file", c.HashKeyFile, "fingerprint", fingerprint(key))
+	case c.Redis != "":
+		o.NeedHashKey = true
+	default:
+		o.HashKey = randomHashKey()
+	}
+	return o, nil
 }
 
 func (c *serveCommand) store() (store.Store, error) {

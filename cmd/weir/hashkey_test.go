@@ -1,0 +1,36 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestHashKeyIsTheTextWithoutTheEndOfItsLastLine(t *testing.T) {
+	text := strings.Repeat("k", 32)
+	for _, c := range []struct{ content, want string }{
+		{text, text},
+		{text + "\n", text},
+		{text + "\r\n", text},
+		{text + "\n\n", text + "\n"},
+		{" " + text + "\n", " " + text},
+		{strings.Repeat("k", 4096) + "\r\n", strings.Repeat("k", 4096)},
+		{strings.Repeat("k", 4097), ""},
+		{strings.Repeat("k", 1<<20), ""},
+		{text[1:] + "\n", ""},
+		{"", ""},
+	} {
+		file := filepath.Join(t.TempDir(), "key")
+		if err := os.WriteFile(file, []byte(c.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := readHashKey(file)
+		if string(got) != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("readHashKey of %d bytes = %d bytes, %v, want %d bytes", len(c.content), len(got), err, len(c.want))
+		}
+		if err != nil && strings.Contains(err.Error(), "kkkk") {
+			t.Errorf("readHashKey said %v, which shows the key", err)
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"unicode"
+
+	"weir/limit"
+)
+
+// maxCompared is how many pairs of policies of a file are compared by lint.
+const maxCompared = 1_000_000
+
+// lint warns of what is valid, and probably not meant.
+func (p *parser) lint() {
+	l := linter{parser: p, harmless: make(map[string]bool)}
+	for n := range p.domain.policies() {
+		if n.harmless {
+			l.harmless[n.key] = true
+		}
+	}
+	l.children(&p.domain.root, nil)
+}
+
+type linter struct {
+	*parser
+	compared int
+	harmless map[string]bool // keys that need no warning of their look, or have had it
+}
+
+func (l *linter) children(parent *node, at *path) {
+	for i, n := range parent.children {
+		here := &path{up: at, key: n.key, value: n.value, index: i}
+		l.credential(n, here)
+		l.chargedTwice(n, here)
+		if by := l.hiddenBy(parent, n); by != nil {
+			l.warnings.add(n.line, here, unreachable(n, by))
+			continue // nor to what is below it
+		}
+		l.children(n, here)
+	}
+}
+
+func unreachable(n, by *node) string {
+	if n.wildcard() {
+		return fmt.Sprintf("no request gets here, but for one whose text is the pattern itself: line %d takes all that this matches; move this one before it, or remove one", by.line)
+	}
+	return fmt.Sprintf("no request gets here: line %d takes all that this matches; remove one", by.line)
+}
+
+// hiddenBy returns the sibling that takes all that n matches, or nil. An exact value
+// is looked up first, so nothing hides it; a wildcard gives way to those before it,
+// and a key alone to all of them. (The text of a pattern as it is, with its stars,
+// is found before any pattern is.)
+func (l *linter) hiddenBy(parent, n *node) *node {
+	if n.value != "" && !n.wildcard() {
+		return nil
+	}
+	for _, w := range parent.wild {
+		if w == n {
+			return nil // those after it do not hide it
+		}
+		if l.compared++; l.compared > maxCompared {
+			if l.compared == maxCompared+1 {
+				l.warnings.add(n.line, nil, "so many patterns stand beside each other that not all are compared here; use fewer, since a request tries one after the other")
+			}
+			return nil
+		}
+		if w.covers(n) {
+			return w
+		}
+	}
+	return nil
+}
+
+// covers reports whether the wildcard n matches all that other does. A star in the
+// text of other can only be taken by one of n, so that text tells it for all that
+// other matches.
+func (n *node) covers(other *node) bool {
+	if !glob(n.key, other.key) {
+		return false
+	}
+	if n.value == "" || strings.Trim(n.value, "*") == "" {
+		return true // any value
+	}
+	return other.value != "" && glob(n.value, other.value)
+}
+
+// chargedTwice warns of a window that is to be charged when the work is done, beside
+// a concurrency: each charge would take one more slot.
+func (l *linter) chargedTwice(n *node, at *path) {
+	slots, charged := false, false
+	for i := range n.rules {
+		switch r := n.rules[i].check.Limit.(type) {
+		case limit.Concurrency:
+			slots = true
+		case limit.Window:
+			charged = charged || r.ChargeOver
+		case limit.TokenBucket:
+		}
+	}
+	if slots && charged {
+		l.warnings.add(n.line, at, "rate_limit.on_over: charge stands beside concurrency, and a charge when the work is done would take one more slot unless its descriptor has weir.event: usage, which comes with a later version; give the window a key of its own")
+	}
+}
+
+// credential warns of a key that looks like one of a secret, once a key.
+func (l *linter) credential(n *node, at *path) {
+	if l.harmless[n.key] || l.domain.sensitive.names(n.key) || !looksSecret(n.key) {
+		return
+	}
+	l.harmless[n.key] = true
+	l.warnings.add(n.line, at, "the key looks like that of a secret, and its values are stored and shown as they are; write sensitive: true, or false if they are no secrets")
+}
+
+// Words of keys whose values are secrets; of the pairs, one after the other.
+var (
+	secretWords = []string{
+		"apikey", "accesskey", "secretkey", "secret", "secrets", "password", "passwd", "passphrase",
+		"authorization", "bearer", "cookie", "jwt", "credential", "credentials",
+	}
+	secretPairs = [][2]string{{"api", "key"}, {"access", "key"}, {"private", "key"}}
+)
+
+// looksSecret reports whether one of the key's words says that its values are
+// secrets. A token is one only as the last word: token_type and tokens are not.
+func looksSecret(key string) bool {
+	words := wordsOf(key)
+	for i, w := range words {
+		if slices.Contains(secretWords, w) || w == "token" && i == len(words)-1 {
+			return true
+		}
+		if i > 0 && slices.Contains(secretPairs, [2]string{words[i-1], w}) {
+			return true
+		}
+	}
+	return false
+}
+
+// wordsOf splits a key into its words, in lower case: at what is no letter or digit,
+// and before a capital after a small letter.
+func wordsOf(key string) []string {
+	var spaced strings.Builder
+	var before rune
+	for _, r := range key {
+		if unicode.IsUpper(r) && unicode.IsLower(before) {
+			spaced.WriteByte(' ')
+		}
+		spaced.WriteRune(unicode.ToLower(r))
+		before = r
+	}
+	return strings.FieldsFunc(spaced.String(), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
+}
