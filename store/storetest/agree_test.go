@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"weir/limit"
 	"weir/store"
 	"weir/store/memory"
@@ -75,7 +77,7 @@ func pick[T any](p *program, from ...T) T { return from[p.next(len(from))] }
 
 func (p *program) step(t *testing.T) {
 	ctx := storetest.Context(t)
-	switch p.next(8) {
+	switch p.next(9) {
 	case 0:
 		by := pick(p, 1, 3, 250, 999, 1000, 7001, 60_000, 3_600_000, 86_400_000, 40*86_400_000, -2, -5000)
 		if by < 0 && p.slots {
@@ -106,6 +108,15 @@ func (p *program) step(t *testing.T) {
 			got, err := s.Renew(ctx, id)
 			if err != nil || got != want {
 				t.Fatalf("%s: Renew = %v, %v, want %v", name, got, err, want)
+			}
+		}
+	case 4:
+		r := p.request()
+		want, _ := p.model.Inspect(ctx, r.Checks)
+		for name, s := range p.stores {
+			got, err := s.Inspect(ctx, r.Checks)
+			if diff := cmp.Diff(want, got); err != nil || diff != "" {
+				t.Fatalf("%s: Inspect %+v: %v (-want +got):\n%s", name, r.Checks, err, diff)
 			}
 		}
 	default:
