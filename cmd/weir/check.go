@@ -11,6 +11,11 @@ type checkCommand struct {
 	Lenient bool     `help:"Let pass, with a warning, what envoyproxy/ratelimit accepts by mistake."`
 }
 
+// Help is shown by weir check --help.
+func (c *checkCommand) Help() string {
+	return `Exit 0: the files can be used, perhaps with warnings; 1: they cannot; 2: error in the command line.`
+}
+
 // Run prints what was understood of the files, or all that is wrong with them.
 func (c *checkCommand) Run(con console) error {
 	set, err := policy.Load(c.Files, policy.Options{Lenient: c.Lenient})
