@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -222,4 +223,35 @@ func TestJSONWithoutTheStore(t *testing.T) {
 	redis.Start(t)
 	r.ready(t)
 	servertest.Eventually(t, "a release is answered", func() bool { return postText(t, post(release)) == "200 OK [OK nil]" })
+}
+
+// FuzzJSON: any body has an answer or an error of the sender's, and what is no
+// message decides nothing.
+func FuzzJSON(f *testing.F) {
+	for _, body := range []string{
+		"", "{}", `{"domain":"d","descriptors":[{"entries":[{"key":"a","value":"\\"{}"}],"hitsAddend":"3","limit":{"unit":99}}]}`,
+		`{"domain":"d","hits_addend":4294967295,"descriptors":[{"entries":[{"key":"lane","value":"\u0000"}],"isNegativeHits":true},null]}`,
+		`{"domain":"d","descriptors":[{"entries":[{"key":"weir.event","value":"release"},{"key":"weir.lease_id","value":"AAAAAAAAAAAAAAAAAAAAAA.d"}]}]}`,
+		`{{{{"[}}]`,
+	} {
+		f.Add([]byte(body))
+	}
+	s := serve(f, fuzzPolicy)
+	f.Fuzz(func(t *testing.T, body []byte) {
+		s.clock.Advance(48 * time.Hour)
+		m := &rls.RateLimitRequest{}
+		bad := protojson.Unmarshal(body, m) != nil
+		switch r := s.post(t, string(body)); r.StatusCode {
+		case http.StatusOK, http.StatusTooManyRequests:
+			if bad || m.GetDomain() == "" || len(m.GetDescriptors()) == 0 {
+				t.Errorf("%q has an answer", body)
+			}
+			if got := postText(t, r); strings.Count(got, "[") != len(m.GetDescriptors()) {
+				t.Errorf("%q = %s, want a status for each descriptor", body, got)
+			}
+		case http.StatusBadRequest, http.StatusNotImplemented, http.StatusRequestEntityTooLarge:
+		default:
+			t.Errorf("%q = %d", body, r.StatusCode)
+		}
+	})
 }

@@ -35,7 +35,7 @@ func FuzzAgree(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		programs++
 		p := program{
-			data:   data,
+			data:   storetest.Choices(data),
 			domain: fmt.Sprintf("d%d", programs), // so that each starts with an empty Redis
 			clock:  clock,
 			stores: map[string]store.Store{
@@ -52,7 +52,7 @@ func FuzzAgree(f *testing.F) {
 
 // program reads its steps from bytes.
 type program struct {
-	data   []byte
+	data   storetest.Choices
 	domain string
 	clock  *storetest.Clock
 	stores map[string]store.Store
@@ -63,15 +63,7 @@ type program struct {
 	slots    bool // leases exist: time goes forward only, since it cleans them
 }
 
-// next returns a number below n.
-func (p *program) next(n int) int {
-	if len(p.data) == 0 {
-		return 0
-	}
-	b := int(p.data[0])
-	p.data = p.data[1:]
-	return b % n
-}
+func (p *program) next(n int) int { return p.data.Next(n) }
 
 func pick[T any](p *program, from ...T) T { return from[p.next(len(from))] }
 
