@@ -471,6 +471,9 @@ func TestScriptsRunOnACluster(t *testing.T) {
 			if renewed, err := s.Renew(ctx, r.Lease); err != nil || !renewed.Renewed {
 				t.Errorf("Renew = %v, %v", renewed, err)
 			}
+			if got := inspect(t, s, r.Checks...); got[0].Level != 8 || got[1].Count != 1 || got[2].Count != 1 {
+				t.Errorf("Inspect = %+v, want 8 tokens and one lease in each lane", got)
+			}
 			if released, err := s.Release(ctx, r.Lease); err != nil || released.Result != limit.Released {
 				t.Errorf("Release = %v, %v", released, err)
 			}
