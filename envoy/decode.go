@@ -13,13 +13,6 @@ import (
 	"weir/policy"
 )
 
-// What a message may have at most.
-const (
-	MaxDomain      = 256  // bytes of the domain
-	MaxDescriptors = 1024 // in a message
-	MaxEntries     = 64   // in a descriptor, reserved ones included
-)
-
 // ErrNotSupported is in the chain of Decode's error if the message is right and
 // asks for what this version does not have.
 var ErrNotSupported = errors.New("not supported by this version")
@@ -42,31 +35,18 @@ type Ask struct {
 // INVALID_ARGUMENT, but for those that wrap ErrNotSupported.
 func Decode(m *rls.RateLimitRequest) (Ask, error) {
 	descriptors := m.GetDescriptors()
-	switch n := len(m.GetDomain()); {
-	case n == 0:
-		// rls.proto: "All rate limit requests must specify a domain."
-		return Ask{}, errors.New("domain is empty; set it to the domain of a policy")
-	case n > MaxDomain:
-		return Ask{}, fmt.Errorf("domain has %d bytes; use at most %d", n, MaxDomain)
+	if err := CheckDomain(m.GetDomain()); err != nil {
+		return Ask{}, err
 	}
-	switch n := len(descriptors); {
-	case n == 0:
-		// rls.proto: "All rate limit requests must specify at least one
-		// RateLimitDescriptor."
-		return Ask{}, errors.New("descriptors is empty; send at least one")
-	case n > MaxDescriptors:
-		return Ask{}, fmt.Errorf("descriptors has %d elements; send at most %d", n, MaxDescriptors)
+	if err := CheckDescriptors(len(descriptors)); err != nil {
+		return Ask{}, err
 	}
 	total := 0
 	for i, d := range descriptors {
-		switch n := len(d.GetEntries()); {
-		case n == 0:
-			return Ask{}, fmt.Errorf("descriptors[%d].entries is empty; send at least one entry, or leave the descriptor out", i)
-		case n > MaxEntries:
-			return Ask{}, fmt.Errorf("descriptors[%d].entries has %d elements; send at most %d", i, n, MaxEntries)
-		default:
-			total += n
+		if err := CheckEntries(len(d.GetEntries())); err != nil {
+			return Ask{}, fmt.Errorf("descriptors[%d].%w", i, err)
 		}
+		total += len(d.GetEntries())
 	}
 
 	a := Ask{
@@ -83,15 +63,14 @@ func Decode(m *rls.RateLimitRequest) (Ask, error) {
 		from := len(entries)
 		var r reserved
 		for j, e := range d.GetEntries() {
-			switch key := e.GetKey(); {
-			case key == "":
-				return Ask{}, fmt.Errorf("descriptors[%d].entries[%d].key is empty; give every entry a key", i, j)
-			case !strings.HasPrefix(key, limit.ReservedPrefix):
+			key := e.GetKey()
+			if err := CheckKey(j, key); err != nil {
+				return Ask{}, fmt.Errorf("descriptors[%d].%w", i, err)
+			}
+			if !strings.HasPrefix(key, limit.ReservedPrefix) {
 				entries = append(entries, limit.Entry{Key: key, Value: e.GetValue()})
-			default:
-				if err := r.add(key, e.GetValue()); err != nil {
-					return Ask{}, fmt.Errorf("descriptors[%d]: %w", i, err)
-				}
+			} else if err := r.add(key, e.GetValue()); err != nil {
+				return Ask{}, fmt.Errorf("descriptors[%d]: %w", i, err)
 			}
 		}
 		if r.event == eventRelease {

@@ -13,6 +13,7 @@ import (
 
 	"weir/limit"
 	"weir/policy"
+	"weir/store/storetest"
 )
 
 // FuzzDecode decodes its input twice: as the bytes of a message, and as choices
@@ -41,20 +42,14 @@ func FuzzDecode(f *testing.F) {
 
 // madeUp makes a message of choices.
 func madeUp(data []byte) *rls.RateLimitRequest {
-	choose := func(n int) int {
-		if len(data) == 0 {
-			return 0
-		}
-		c := int(data[0]) % n
-		data = data[1:]
-		return c
-	}
+	choices := storetest.Choices(data)
+	choose := choices.Next
 	texts := []string{
 		"", "a", "weir", "weir.", "weir.event", "weir.lease_id", "weir.outcome", "weir.stream_id", "acquire", "release", "usage",
 		leaseText, leaseText + "%00", "é\x00", "\xff", string(make([]byte, 300)),
 	}
 	m := &rls.RateLimitRequest{Domain: texts[choose(len(texts))], HitsAddend: uint32(choose(3))}
-	for len(data) > 0 {
+	for len(choices) > 0 {
 		var d *ratelimit.RateLimitDescriptor
 		if choose(9) > 0 {
 			d = new(ratelimit.RateLimitDescriptor)

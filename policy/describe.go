@@ -35,7 +35,7 @@ func (d *domain) describe(b *strings.Builder) {
 	for _, r := range rows {
 		widest = max(widest, utf8.RuneCountInString(r.at))
 	}
-	fmt.Fprintf(b, "domain %s (%s): %s, %s, Redis Cluster slot %d", show(d.name), show(d.file), count(len(rows), "policy", "policies"), count(limits, "limit", "limits"), limit.Slot(d.name))
+	fmt.Fprintf(b, "domain %s (%s): %s, %s, Redis Cluster slot %d", show(d.name), show(d.file), count(len(rows), "policy", "policies"), count(limits, "limit", "limits"), limit.ClusterSlot(d.name))
 	if d.failure != limit.DefaultMode {
 		fmt.Fprintf(b, "; failure mode %s", d.failure)
 	}

@@ -75,7 +75,7 @@ func countFields(message []byte) error {
 			return nil
 		}
 		if fields++; fields > maxFields {
-			return badRequest(fmt.Sprintf("the message has more than %d fields; at most %d descriptors, or %d leases, may come in one", maxFields, envoy.MaxDescriptors, maxLeases))
+			return tooManyFields()
 		}
 		if number == 2 && kind == protowire.BytesType {
 			inner, _ := protowire.ConsumeBytes(value)
@@ -85,7 +85,7 @@ func countFields(message []byte) error {
 					break
 				}
 				if entries++; entries > maxEntries {
-					return badRequest(fmt.Sprintf("the message has more than %d entries; at most %d may stand in a descriptor", maxEntries, envoy.MaxEntries))
+					return tooManyEntries()
 				}
 				inner = inner[n:]
 			}
@@ -93,6 +93,14 @@ func countFields(message []byte) error {
 		message = value[size:]
 	}
 	return nil
+}
+
+func tooManyFields() error {
+	return badRequest(fmt.Sprintf("the message has more than %d fields; at most %d descriptors, or %d leases, may come in one", maxFields, envoy.MaxDescriptors, maxLeases))
+}
+
+func tooManyEntries() error {
+	return badRequest(fmt.Sprintf("the message has more than %d entries; at most %d may stand in a descriptor", maxEntries, envoy.MaxEntries))
 }
 
 // received is a message as it came.

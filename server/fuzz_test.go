@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"weir/envoy"
+	"weir/store/storetest"
 )
 
 const fuzzPolicy = `
@@ -148,14 +149,8 @@ func wrong(message []byte, r *rls.RateLimitResponse) string {
 // madeUp makes a message of choices, which begins with a descriptor of the probe,
 // and then changes some of its bytes.
 func madeUp(t *testing.T, data []byte) []byte {
-	choose := func(n int) int {
-		if len(data) == 0 {
-			return 0
-		}
-		c := int(data[0]) % n
-		data = data[1:]
-		return c
-	}
+	choices := storetest.Choices(data)
+	choose := choices.Next
 	texts := []string{
 		"a", "lane", "pool", "banned", "trial", "free", "probe", "deep", "bx", "", "x\x00", "é", strings.Repeat("y", 65), strings.Repeat("z", 100_000),
 		"weir.event", "weir.lease_id", "weir.stream_id", "weir.outcome", "weir.", "release", "acquire", "usage", "AAAAAAAAAAAAAAAAAAAAAA.d", "AAAAAAAAAAAAAAAAAAAAAA.other",
@@ -167,7 +162,7 @@ func madeUp(t *testing.T, data []byte) []byte {
 		Descriptors: descriptorsOf(t, "[probe=p]"),
 		HitsAddend:  uint32(hits[choose(len(hits))]),
 	}
-	for len(data) > changes*3 {
+	for len(choices) > changes*3 {
 		d := &ratelimit.RateLimitDescriptor{}
 		for range []int{1, 1, 1, 2, 2, 3, 0, 64, 65}[choose(9)] {
 			d.Entries = append(d.Entries, &ratelimit.RateLimitDescriptor_Entry{Key: texts[choose(len(texts))], Value: texts[choose(len(texts))]})
@@ -196,11 +191,11 @@ func madeUp(t *testing.T, data []byte) []byte {
 		t.Fatal(err)
 	}
 	for range changes {
-		if len(data) < 3 {
+		if len(choices) < 3 {
 			break
 		}
-		b[int(binary.LittleEndian.Uint16(data))%len(b)] = data[2]
-		data = data[3:]
+		b[int(binary.LittleEndian.Uint16(choices))%len(b)] = choices[2]
+		choices = choices[3:]
 	}
 	return b
 }

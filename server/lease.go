@@ -41,7 +41,7 @@ func (s leases) Acquire(ctx context.Context, m *weirv1.AcquireRequest) (*weirv1.
 	}
 	r, err := request(m)
 	if err != nil {
-		return nil, toStatus(err)
+		return nil, toStatus(badRequest(err.Error()))
 	}
 	match := set.Match(r)
 	if err := checkCount(len(match.Checks)); err != nil {
@@ -52,23 +52,16 @@ func (s leases) Acquire(ctx context.Context, m *weirv1.AcquireRequest) (*weirv1.
 	return acquired(match, d, v), nil
 }
 
-// request reads what an Acquire asks for.
+// request reads what an Acquire asks for. Its errors are for the caller.
 func request(m *weirv1.AcquireRequest) (policy.Request, error) {
-	switch n := len(m.GetDescriptors()); {
-	case m.GetDomain() == "":
-		return policy.Request{}, badRequest("domain is empty; set it to the domain of a policy")
-	case len(m.GetDomain()) > envoy.MaxDomain:
-		return policy.Request{}, badRequest(fmt.Sprintf("domain has %d bytes, at most %d are allowed", len(m.GetDomain()), envoy.MaxDomain))
-	case n == 0:
-		return policy.Request{}, badRequest("no descriptors; send at least one")
-	case n > envoy.MaxDescriptors:
-		return policy.Request{}, badRequest(fmt.Sprintf("%d descriptors, at most %d are allowed", n, envoy.MaxDescriptors))
+	if err := envoy.CheckDomain(m.GetDomain()); err != nil {
+		return policy.Request{}, err
+	}
+	if err := envoy.CheckDescriptors(len(m.GetDescriptors())); err != nil {
+		return policy.Request{}, err
 	}
 	r := policy.Request{Domain: m.GetDomain(), Descriptors: make([]policy.Descriptor, len(m.GetDescriptors()))}
 	for i, d := range m.GetDescriptors() {
-		if n := len(d.GetEntries()); n == 0 || n > envoy.MaxEntries {
-			return policy.Request{}, badRequest(fmt.Sprintf("descriptor %d has %d entries, 1 to %d are allowed", i, n, envoy.MaxEntries))
-		}
 		out := &r.Descriptors[i]
 		out.Negative = d.GetRefund()
 		switch {
@@ -77,16 +70,29 @@ func request(m *weirv1.AcquireRequest) (policy.Request, error) {
 		case m.Hits != nil: // 0 asks without charging, other than in Envoy's protocol
 			out.Hits, out.HasHits = m.GetHits(), true
 		}
-		for _, e := range d.GetEntries() {
-			if e.GetKey() == "" {
-				return policy.Request{}, badRequest(fmt.Sprintf("descriptor %d has an entry without a key", i))
-			}
-			if !strings.HasPrefix(e.GetKey(), limit.ReservedPrefix) {
-				out.Entries = append(out.Entries, limit.Entry{Key: e.GetKey(), Value: e.GetValue()})
-			}
+		var err error
+		if out.Entries, err = entries(d.GetEntries()); err != nil {
+			return policy.Request{}, fmt.Errorf("descriptors[%d].%w", i, err)
 		}
 	}
 	return r, nil
+}
+
+// entries reads those of one descriptor, without the reserved ones.
+func entries(list []*weirv1.Entry) ([]limit.Entry, error) {
+	if err := envoy.CheckEntries(len(list)); err != nil {
+		return nil, err
+	}
+	var out []limit.Entry
+	for i, e := range list {
+		if err := envoy.CheckKey(i, e.GetKey()); err != nil {
+			return nil, err
+		}
+		if !strings.HasPrefix(e.GetKey(), limit.ReservedPrefix) {
+			out = append(out, limit.Entry{Key: e.GetKey(), Value: e.GetValue()})
+		}
+	}
+	return out, nil
 }
 
 // acquired tells a decision in LeaseService's words.
@@ -241,11 +247,6 @@ func (s leases) renewOne(ctx context.Context, text string) *weirv1.RenewResult {
 	return &weirv1.RenewResult{
 		Status: weirv1.RenewStatus_RENEW_STATUS_RENEWED, Ttl: durationpb.New(n.TTL), RenewAfter: durationpb.New(n.TTL / renewalsIn),
 	}
-}
-
-// Inspect is not there yet.
-func (s leases) Inspect(context.Context, *weirv1.InspectRequest) (*weirv1.InspectResponse, error) {
-	return nil, status.Error(codes.Unimplemented, "Inspect is not supported by this version")
 }
 
 // leaseCount bounds a batch of leases.

@@ -313,14 +313,14 @@ func TestRequestsOutOfBoundsAreInvalid(t *testing.T) {
 	}{
 		{"no domain", &weirv1.AcquireRequest{Descriptors: many(1, "day", "x")}, "domain is empty"},
 		{"a domain of 256 bytes", &weirv1.AcquireRequest{Domain: strings.Repeat("d", 256), Descriptors: many(1, "day", "x")}, ""},
-		{"a longer domain", &weirv1.AcquireRequest{Domain: strings.Repeat("d", 257), Descriptors: many(1, "day", "x")}, "domain has 257 bytes, at most 256"},
-		{"no descriptors", &weirv1.AcquireRequest{Domain: "d"}, "no descriptors"},
+		{"a longer domain", &weirv1.AcquireRequest{Domain: strings.Repeat("d", 257), Descriptors: many(1, "day", "x")}, "domain has 257 bytes; use at most 256"},
+		{"no descriptors", &weirv1.AcquireRequest{Domain: "d"}, "descriptors is empty"},
 		{"1024 descriptors", &weirv1.AcquireRequest{Domain: "d", Hits: proto.Uint64(0), Descriptors: many(1024, "day", "x")}, ""},
-		{"more descriptors", &weirv1.AcquireRequest{Domain: "d", Descriptors: many(1025, "day", "x")}, "1025 descriptors, at most 1024"},
-		{"no entries", &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{typed("day", "x"), typed()}}, "descriptor 1 has 0 entries"},
+		{"more descriptors", &weirv1.AcquireRequest{Domain: "d", Descriptors: many(1025, "day", "x")}, "descriptors has 1025 elements; send at most 1024"},
+		{"no entries", &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{typed("day", "x"), typed()}}, "descriptors[1].entries is empty"},
 		{"64 entries", &weirv1.AcquireRequest{Domain: "d", Descriptors: many(1, slices.Repeat([]string{"day", "x"}, 64)...)}, ""},
-		{"more entries", &weirv1.AcquireRequest{Domain: "d", Descriptors: many(1, slices.Repeat([]string{"day", "x"}, 65)...)}, "descriptor 0 has 65 entries"},
-		{"an empty key", &weirv1.AcquireRequest{Domain: "d", Descriptors: many(1, "", "x")}, "descriptor 0 has an entry without a key"},
+		{"more entries", &weirv1.AcquireRequest{Domain: "d", Descriptors: many(1, slices.Repeat([]string{"day", "x"}, 65)...)}, "descriptors[0].entries has 65 elements"},
+		{"an empty key", &weirv1.AcquireRequest{Domain: "d", Descriptors: many(1, "", "x")}, "descriptors[0].entries[0].key is empty"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := s.leases.Acquire(within(t), test.ask)
@@ -368,10 +368,6 @@ func TestWhatIsNotThereYetIsUnimplemented(t *testing.T) {
 	_, err := s.leases.Acquire(within(t), &weirv1.AcquireRequest{Domain: "d", OperationId: "1", Descriptors: []*weirv1.Descriptor{typed("day", "x")}})
 	if status.Code(err) != codes.Unimplemented {
 		t.Errorf("Acquire with an operation_id: %v, want UNIMPLEMENTED", err)
-	}
-	_, err = s.leases.Inspect(within(t), &weirv1.InspectRequest{Domain: "d", Entries: typed("day", "x").GetEntries()})
-	if status.Code(err) != codes.Unimplemented {
-		t.Errorf("Inspect: %v, want UNIMPLEMENTED", err)
 	}
 	if got := left(acquire(t, s.leases, costing(0, typed("day", "x")))); !slices.Equal(got, []uint64{5}) {
 		t.Errorf("afterwards day=x has %v left, want [5]", got)

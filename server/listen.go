@@ -82,11 +82,12 @@ func (s *Server) recovered(ctx context.Context, p any) error {
 }
 
 // HTTP returns the pages: /healthz (and /healthcheck, as envoyproxy/ratelimit
-// has it) and /metrics.
+// has it), /metrics, and /json, which decides.
 func (s *Server) HTTP(g prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /healthcheck", s.healthz)
+	mux.HandleFunc("POST /json", s.shouldRateLimit)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
 	return mux
 }

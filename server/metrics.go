@@ -80,7 +80,7 @@ func (m *metrics) expect(set *policy.Set) {
 		m.expired.WithLabelValues(domain)
 		m.givenBack.WithLabelValues(domain)
 	}
-	for _, op := range []string{"decide", "release", "renew", "ping"} {
+	for _, op := range []string{"decide", "release", "renew", "inspect", "ping"} {
 		for _, reason := range []string{"store_timeout", "store_unavailable", "store_error"} {
 			m.storeErrors.WithLabelValues(op, reason)
 		}

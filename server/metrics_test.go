@@ -40,6 +40,7 @@ func everything(t *testing.T, s *service) {
 		ask(t, s.envoy, domain, "[weir.event=release,weir.lease_id="+strings.Repeat("A", 22)+".secret-lease,weir.outcome="+secret+"]", 0)
 		release(t, s.leases, strings.Repeat("A", 22)+"."+domain)
 		renew(t, s.leases, strings.Repeat("A", 22)+"."+domain)
+		inspect(t, s.leases, domain, "account", secret)
 	}
 	lease := acquire(t, s.leases, typed("account", secret)).GetLease().GetId()
 	release(t, s.leases, lease)
@@ -90,7 +91,7 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 		"kind":    {"concurrency", "rate_limit", "token_bucket"},
 		"limit":   {"bucket", "lane", "override", "trial"},
 		"mode":    {"open"},
-		"op":      {"decide", "ping", "release", "renew"},
+		"op":      {"decide", "inspect", "ping", "release", "renew"},
 		"reason":  {"negative_hits_on_concurrency", "store_error", "store_timeout", "store_unavailable"},
 		"result":  {"NOT_HELD", "RELEASED", "failed", "ok", "over", "passed", "refused", "shadow_refused"},
 		"verdict": {"admitted", "refused"},
@@ -180,6 +181,7 @@ func TestWhatAlertsWatchIsThereBeforeItHappens(t *testing.T) {
 	for _, series := range []string{
 		`weir_bypassed_total{domain="d",limit="a",mode="open",reason="store_timeout"} 0`,
 		`weir_store_errors_total{op="decide",reason="store_unavailable"} 0`,
+		`weir_store_errors_total{op="inspect",reason="store_timeout"} 0`,
 		`weir_leases_expired_total{domain="d"} 0`,
 	} {
 		if !strings.Contains(text, series+"\n") {

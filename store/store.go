@@ -48,6 +48,13 @@ type Store interface {
 	// one that ended, expired or was lost.
 	Renew(ctx context.Context, id limit.LeaseID) (limit.Renewal, error)
 
+	// Inspect tells how each check's limit stands for its subject, all at one
+	// instant of the store's clock; the hits of a check do not matter. It writes
+	// nothing, and does not even clean expired leases away, which it never counts.
+	// Of each concurrency limit it tells at most [limit.MaxHolders] leases, the
+	// first to expire first. A subject without state stands as new.
+	Inspect(ctx context.Context, checks []limit.Check) ([]limit.State, error)
+
 	// Held counts the live leases of a domain.
 	Held(ctx context.Context, domain string) (int64, error)
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	weirv1 "weir/proto/weir/v1"
 )
@@ -28,20 +27,13 @@ A lease that is granted holds its slots until weir release, or until it expires.
 
 // Run asks once and prints the answer.
 func (c *decideCommand) Run(con console) error {
-	m := &weirv1.AcquireRequest{Domain: c.Domain, Hits: c.Hits}
-	for _, text := range c.Descriptors {
-		d := &weirv1.Descriptor{}
-		for _, entry := range strings.Split(text, ",") {
-			key, value, ok := strings.Cut(entry, "=")
-			if !ok || key == "" {
-				return fmt.Errorf("-d %q: %q is not key=value; example: -d account=alice,plan=trial", text, entry)
-			}
-			d.Entries = append(d.Entries, &weirv1.Entry{Key: key, Value: value})
-		}
-		m.Descriptors = append(m.Descriptors, d)
+	descriptors, err := parseDescriptors(c.Descriptors)
+	if err != nil {
+		return err
 	}
+	m := &weirv1.AcquireRequest{Domain: c.Domain, Descriptors: descriptors, Hits: c.Hits}
 	var answer *weirv1.AcquireResponse
-	err := c.call(con.ctx, func(ctx context.Context, client weirv1.LeaseServiceClient) (err error) {
+	err = c.call(con.ctx, func(ctx context.Context, client weirv1.LeaseServiceClient) (err error) {
 		answer, err = client.Acquire(ctx, m)
 		return err
 	})
@@ -76,7 +68,11 @@ type answer struct {
 	Bypass       string       `json:"bypass,omitempty"`
 	BypassReason string       `json:"bypass_reason,omitempty"`
 	Limits       []limitState `json:"limits"`
+	unlimited    bool         // an unlimited policy matched
 }
+
+// noLimitMet tells that nothing limits what was asked: often a typing error.
+const noLimitMet = "no limit met"
 
 // limitState is one limit that the request met.
 type limitState struct {
@@ -107,12 +103,13 @@ func readAnswer(m *weirv1.AcquireResponse) answer {
 		a.BypassReason = m.GetBypassReason()
 	}
 	if v := m.GetVerdict(); !a.Admitted {
-		a.RejectClass = strings.ToLower(strings.TrimPrefix(v.GetClass().String(), "CLASS_"))
+		a.RejectClass = className(v.GetClass())
 		a.Reason, a.Limit, a.Estimated = v.GetReason(), v.GetLimit(), v.GetEstimated()
 		a.RetryAfter = v.GetRetryAfter().AsDuration().Milliseconds()
 		a.Retryable = &v.Retryable
 	}
 	for _, d := range m.GetStatuses() {
+		a.unlimited = a.unlimited || d.GetUnlimited()
 		for _, l := range d.GetLimits() {
 			a.Limits = append(a.Limits, limitState{
 				Name: l.GetName(), Kind: kinds[l.GetKind()], Passed: l.GetPassed(), Shadow: l.GetShadow(),
@@ -135,12 +132,15 @@ func (a answer) print(w io.Writer) error {
 		if a.Estimated {
 			guess = " (estimated)"
 		}
-		fmt.Fprintf(&b, "refused by %s: %s (%s), retry after %v%s\n", a.Limit, a.Reason, a.RejectClass, time.Duration(a.RetryAfter)*time.Millisecond, guess)
+		fmt.Fprintf(&b, "refused by %s: %s (%s), retry after %v%s\n", a.Limit, a.Reason, a.RejectClass, millis(a.RetryAfter), guess)
 	default:
 		fmt.Fprintf(&b, "refused by %s: %s (%s), it can never pass\n", a.Limit, a.Reason, a.RejectClass)
 	}
 	if a.LeaseID != "" {
-		fmt.Fprintf(&b, "lease %s for %v\n", a.LeaseID, time.Duration(a.LeaseTTL)*time.Millisecond)
+		fmt.Fprintf(&b, "lease %s for %v\n", a.LeaseID, millis(a.LeaseTTL))
+	}
+	if a.Admitted && a.Bypass == "" && !a.unlimited && len(a.Limits) == 0 {
+		b.WriteString(noLimitMet + "\n")
 	}
 	for _, l := range a.Limits {
 		fmt.Fprintf(&b, "  %-12s %s: %d of %d left", l.Kind, l.Name, l.Remaining, l.Capacity)

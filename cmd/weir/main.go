@@ -24,8 +24,12 @@ type command struct {
 	Serve   serveCommand   `cmd:"" help:"Run the service."`
 	Check   checkCommand   `cmd:"" help:"Read policy files, and print what was understood or all that is wrong."`
 	Decide  decideCommand  `cmd:"" help:"Ask a running service whether work may start. Exit 0: admitted, 1: refused, 2: error."`
+	Inspect inspectCommand `cmd:"" help:"Show how limits stand, and who holds their slots. It takes nothing."`
 	Release releaseCommand `cmd:"" help:"End leases, and print what each was: RELEASED, NOT_HELD or EXPIRED."`
+	Renew   renewCommand   `cmd:"" help:"Renew leases, and print what became of each: RENEWED or LOST."`
 	Version versionCommand `cmd:"" help:"Print the version."`
+
+	VersionFlag kong.VersionFlag `name:"version" help:"Print the version and exit."`
 }
 
 const description = `weir decides whether work may start: token buckets, windows and in-flight slots, in one atomic decision, for Envoy and other gRPC services.
@@ -60,7 +64,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		kong.Name("weir"),
 		kong.Description(description),
 		kong.Writers(stdout, stderr),
-		kong.Exit(func(n int) { exited, code = true, n }), // after --help
+		kong.Vars{"version": versionLine()},
+		kong.Exit(func(n int) { exited, code = true, n }), // after --help and --version
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 	)
 	if err != nil {

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"strings"
 
 	weirv1 "weir/proto/weir/v1"
 )
@@ -13,27 +11,23 @@ type releaseCommand struct {
 	Leases []string `arg:"" name:"lease" help:"Lease ids, as weir decide printed them."`
 }
 
+// Help is shown by weir release --help.
+func (c *releaseCommand) Help() string {
+	return `Exit 0: every lease has its line, whatever it says; 2: error, or some are UNAVAILABLE: release them again.`
+}
+
 // Run releases all leases in one call and prints one line for each, in order.
 func (c *releaseCommand) Run(con console) error {
-	var answer *weirv1.ReleaseResponse
-	err := c.call(con.ctx, func(ctx context.Context, client weirv1.LeaseServiceClient) (err error) {
-		answer, err = client.Release(ctx, &weirv1.ReleaseRequest{LeaseIds: c.Leases})
+	var results []weirv1.ReleaseStatus
+	err := c.call(con.ctx, func(ctx context.Context, client weirv1.LeaseServiceClient) error {
+		answer, err := client.Release(ctx, &weirv1.ReleaseRequest{LeaseIds: c.Leases})
+		for _, r := range answer.GetResults() {
+			results = append(results, r.GetStatus())
+		}
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	unavailable := 0
-	for _, r := range answer.GetResults() {
-		if r.GetStatus() == weirv1.ReleaseStatus_RELEASE_STATUS_UNAVAILABLE {
-			unavailable++
-		}
-		if _, err := fmt.Fprintln(con.stdout, strings.TrimPrefix(r.GetStatus().String(), "RELEASE_STATUS_")); err != nil {
-			return err
-		}
-	}
-	if unavailable > 0 {
-		return fmt.Errorf("%d of %d leases: the service's store did not answer; release them again", unavailable, len(answer.GetResults()))
-	}
-	return nil
+	return printResults(con.stdout, results, "RELEASE_STATUS_", weirv1.ReleaseStatus_RELEASE_STATUS_UNAVAILABLE, "release them again")
 }

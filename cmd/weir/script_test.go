@@ -38,6 +38,8 @@ exec weir serve --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --admin-list
 //	logged REGEXP            waits until its log matches
 //	exits N COMMAND…         runs a command that must exit with N
 //	get CODE URL             asks a page, which must answer with CODE
+//	post CODE URL FILE       sends a file to a page, which must answer with CODE;
+//	                         its headers are stderr
 func TestScripts(t *testing.T) {
 	bin := t.TempDir()
 	if err := os.WriteFile(filepath.Join(bin, "serve"), []byte(start), 0o700); err != nil {
@@ -60,6 +62,7 @@ func TestScripts(t *testing.T) {
 			"logged":    logged,
 			"exits":     exits,
 			"get":       get,
+			"post":      post,
 		},
 	})
 }
@@ -131,10 +134,24 @@ func get(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	r, err := http.Get(args[1])
 	ts.Check(err)
-	defer func() { _ = r.Body.Close() }()
-	_, err = io.Copy(ts.Stdout(), r.Body)
+	answers(ts, r, args[0])
+}
+
+func post(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) != 3 {
+		ts.Fatalf("usage: post CODE URL FILE")
+	}
+	r, err := http.Post(args[1], "application/json", strings.NewReader(ts.ReadFile(args[2])))
 	ts.Check(err)
-	if got := strconv.Itoa(r.StatusCode); got != args[0] {
-		ts.Fatalf("%s answers %s, want %s", args[1], got, args[0])
+	ts.Check(r.Header.Write(ts.Stderr()))
+	answers(ts, r, args[0])
+}
+
+func answers(ts *testscript.TestScript, r *http.Response, code string) {
+	defer func() { _ = r.Body.Close() }()
+	_, err := io.Copy(ts.Stdout(), r.Body)
+	ts.Check(err)
+	if got := strconv.Itoa(r.StatusCode); got != code {
+		ts.Fatalf("%s answers %s, want %s", r.Request.URL, got, code)
 	}
 }

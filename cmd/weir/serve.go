@@ -30,7 +30,7 @@ type serveCommand struct {
 	Redis            string        `env:"WEIR_REDIS" placeholder:"URL" help:"Redis that all replicas share: redis://[user:password@]host:port[/db]. Without it the state is in this process."`
 	HashKeyFile      string        `env:"WEIR_HASH_KEY_FILE" placeholder:"PATH" help:"File with the secret, of 32 bytes or more, under which the values of sensitive policies are hashed: the same for all replicas. With --redis such policies need it; in memory the default is a random one."`
 	GRPCListen       string        `name:"grpc-listen" env:"WEIR_GRPC_LISTEN" default:":8081" placeholder:"ADDR" help:"Address of the gRPC services (${default})."`
-	HTTPListen       string        `name:"http-listen" env:"WEIR_HTTP_LISTEN" default:":8080" placeholder:"ADDR" help:"Address of /healthz and /metrics (${default})."`
+	HTTPListen       string        `name:"http-listen" env:"WEIR_HTTP_LISTEN" default:":8080" placeholder:"ADDR" help:"Address of /healthz, /metrics, /json (${default})."`
 	AdminListen      string        `env:"WEIR_ADMIN_LISTEN" default:"127.0.0.1:6070" placeholder:"ADDR" help:"Address of /rlconfig and /debug/pprof/ (${default}); keep it private. Empty: none."`
 	StoreTimeout     time.Duration `env:"WEIR_STORE_TIMEOUT" default:"10ms" help:"How long a decision waits for Redis; below the 20ms that Envoy waits (${default})."`
 	FailureMode      string        `env:"WEIR_FAILURE_MODE" enum:"open" default:"open" help:"What happens when Redis does not answer: open admits, counted and flagged. (Only open in this version.)"`
@@ -48,7 +48,7 @@ type serveCommand struct {
 func (c *serveCommand) Help() string {
 	return `Each flag can also be set in the environment: --store-timeout as WEIR_STORE_TIMEOUT. Policy files are read again when they change, and on SIGHUP: one that is wrong stays in force as it was, and until all have been right once the service is not ready.
 
-The service stops on SIGTERM or SIGINT: it says that it is not ready, finishes what is under way, and exits with 0.`
+The service stops on SIGTERM or SIGINT: it says that it is not ready, finishes what is under way, and exits with 0; with 2 if it cannot start or listen.`
 }
 
 // gcHeadroom is counted as heap and never touched, so it takes no memory: with it

@@ -18,8 +18,12 @@ type versionCommand struct{}
 
 // Run prints one line.
 func (versionCommand) Run(con console) error {
-	_, err := fmt.Fprintf(con.stdout, "weir %s %s %s/%s\n", versionText(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := fmt.Fprintln(con.stdout, versionLine())
 	return err
+}
+
+func versionLine() string {
+	return fmt.Sprintf("weir %s %s %s/%s", versionText(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 func versionText() string {

@@ -280,6 +280,34 @@ func (s *Store) Renew(_ context.Context, id limit.LeaseID) (limit.Renewal, error
 	return limit.Renewal{Renewed: true, TTL: limit.Millis(expiry - now)}, nil
 }
 
+// Inspect implements [store.Store].
+func (s *Store) Inspect(_ context.Context, checks []limit.Check) ([]limit.State, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	found := make([]limit.State, len(checks))
+	for i, c := range checks {
+		st := s.states[c.Key]
+		if st == nil {
+			st = &state{}
+		}
+		switch l := c.Limit.(type) {
+		case limit.TokenBucket:
+			found[i] = st.bucket.Inspect(l, now)
+		case limit.Window:
+			found[i] = st.window.Inspect(l, now)
+		case limit.Concurrency:
+			live := st.slots[st.slots.expired(now):]
+			first := make([]limit.Slot, 0, min(len(live), limit.MaxHolders))
+			for _, m := range live[:cap(first)] {
+				first = append(first, limit.Slot{Token: m.token, Expiry: m.expiry})
+			}
+			found[i] = l.Inspect(int64(len(live)), first, now)
+		}
+	}
+	return found, nil
+}
+
 // Held implements [store.Store].
 func (s *Store) Held(_ context.Context, domain string) (int64, error) {
 	s.mu.Lock()

@@ -24,7 +24,9 @@
 -- Everything is read and evaluated before the first write, and every write is
 -- one that cannot fail, since an error does not roll back.
 
-local VERSION = 1
+-- The formats of states that are read, up to READS, and the one that is written:
+-- docs/decisions/0007-state-formats.md.
+local READS, WRITES = 1, 1
 local MAX_EXACT = 9007199254740991 -- 2^53 - 1
 local SLACK = 10000                -- ms that a key outlives its meaning
 local RECORD_SLACK = 60000         -- ms that a lease's record outlives the lease
@@ -49,9 +51,15 @@ local function ceil_div(a, b)
   return a / b
 end
 
+local function check_format(format)
+  format = tonumber(format) or 0
+  if format < 1 or format > READS then error('weir: state of format ' .. format .. ', and only 1 to ' .. READS .. ' is known') end
+end
+
+-- What a later version wrote behind the fields that are known is left out.
 local function unpack_state(packed)
-  local version, a, b, c, d, e = cmsgpack.unpack(packed)
-  if version ~= VERSION then error('weir: state of unknown version') end
+  local format, a, b, c, d, e = cmsgpack.unpack(packed)
+  check_format(format)
   return a, b, c, d, e
 end
 
@@ -186,7 +194,7 @@ local function keep(key, ms, members)
     redis.call('PEXPIRE', key, ms, 'GT')
   end
 end
-local record = life and {VERSION, life, now, now + life}
+local record = life and {WRITES, life, now, now + life}
 local reply = {refused and 0 or 1, expired, life or 0}
 for i = 1, checks do
   local c = check[i]
@@ -196,7 +204,7 @@ for i = 1, checks do
     local ahead, full = state.millis - now, c.x * c.y
     reset = ahead + ceil_div(full - state.level, tonumber(c.z))
     if state.write then
-      redis.call('SET', c.key, cmsgpack.pack(VERSION, state.level, c.x, c.y, tonumber(c.z), state.millis), 'PX', reset + SLACK)
+      redis.call('SET', c.key, cmsgpack.pack(WRITES, state.level, c.x, c.y, tonumber(c.z), state.millis), 'PX', reset + SLACK)
       state.write = false
     end
     if state.level > 0 then remaining = floor_div(state.level, c.y) end
@@ -204,7 +212,7 @@ for i = 1, checks do
   elseif c.kind == 'w' then
     reset = state.start + c.y - now
     if state.write then
-      redis.call('SET', c.key, cmsgpack.pack(VERSION, state.start, state.count), 'PX', reset + SLACK)
+      redis.call('SET', c.key, cmsgpack.pack(WRITES, state.start, state.count), 'PX', reset + SLACK)
       state.write = false
     end
     remaining = max(0, c.x - state.count)

@@ -29,10 +29,6 @@ var (
 	releaseSource string
 	//go:embed renew.lua
 	renewSource string
-
-	decideScript  = newScript(decideSource)
-	releaseScript = newScript(releaseSource)
-	renewScript   = newScript(renewSource)
 )
 
 // go-redis writes each failed dial to stderr by itself, which in an outage is
@@ -60,9 +56,10 @@ const (
 
 // Store decides in one Redis. Use [Open].
 type Store struct {
-	client *goredis.Client
-	now    func() int64
-	pipes  *pipes
+	client  *goredis.Client
+	now     func() int64
+	scripts scripts
+	pipes   *pipes
 
 	// giveBacks are leases that may have been granted to nobody. What does not fit
 	// ends by its expiry.
@@ -92,7 +89,7 @@ func Open(o Options) (*Store, error) {
 	opts.DisableIdentity = true
 	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &Store{client: goredis.NewClient(opts), now: o.Now, giveBacks: make(chan limit.LeaseID, maxGiveBacks), stop: cancel}
+	s := &Store{client: goredis.NewClient(opts), now: o.Now, scripts: current, giveBacks: make(chan limit.LeaseID, maxGiveBacks), stop: cancel}
 	s.pipes = newPipes(s.client, timeout)
 	s.close = sync.OnceValue(s.closeNow)
 	s.stopped.Go(func() { s.giveBack(ctx) })
@@ -124,7 +121,7 @@ func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, er
 	if err := store.CheckRequest(r); err != nil {
 		return limit.Decision{}, fmt.Errorf("redis: decide: %w", err)
 	}
-	c := newCall(decideScript)
+	c := newCall(s.scripts.decide)
 	token := ""
 	if r.Lease != "" {
 		token = r.Lease.Token()
@@ -252,7 +249,7 @@ func (s *Store) giveBackRest() {
 func (s *Store) giveBackAll(ids []limit.LeaseID) (failed []limit.LeaseID) {
 	batch := make([]*call, len(ids))
 	for i, id := range ids {
-		batch[i] = s.leaseCall(releaseScript, id)
+		batch[i] = s.leaseCall(s.scripts.release, id)
 		batch[i].args = append(batch[i].args, "1")
 		batch[i].ctx = context.Background()
 	}
@@ -267,7 +264,7 @@ func (s *Store) giveBackAll(ids []limit.LeaseID) (failed []limit.LeaseID) {
 
 // Release implements [store.Store].
 func (s *Store) Release(ctx context.Context, id limit.LeaseID) (limit.Release, error) {
-	reply, err := s.pipes.do(ctx, s.leaseCall(releaseScript, id))
+	reply, err := s.pipes.do(ctx, s.leaseCall(s.scripts.release, id))
 	if err != nil {
 		return limit.Release{}, fmt.Errorf("redis: release: %w", err)
 	}
@@ -290,7 +287,7 @@ func (s *Store) Release(ctx context.Context, id limit.LeaseID) (limit.Release, e
 
 // Renew implements [store.Store].
 func (s *Store) Renew(ctx context.Context, id limit.LeaseID) (limit.Renewal, error) {
-	reply, err := s.pipes.do(ctx, s.leaseCall(renewScript, id))
+	reply, err := s.pipes.do(ctx, s.leaseCall(s.scripts.renew, id))
 	if err != nil {
 		return limit.Renewal{}, fmt.Errorf("redis: renew: %w", err)
 	}

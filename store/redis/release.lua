@@ -13,8 +13,8 @@
 -- Returns {1 released, 2 not held or 3 expired; of a released one also the ms
 -- that it was held, and the names of the limits whose slots it held}.
 
-local VERSION = 1
-local RECORD_SLACK = 60000 -- as in decide.lua
+local READS, WRITES = 1, 1 -- as in decide.lua
+local RECORD_SLACK = 60000
 
 local now = tonumber(ARGV[1])
 if not now then
@@ -22,17 +22,23 @@ if not now then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+local function check_format(format)
+  format = tonumber(format) or 0
+  if format < 1 or format > READS then error('weir: state of format ' .. format .. ', and only 1 to ' .. READS .. ' is known') end
+end
+
 local packed = redis.call('GET', KEYS[1])
 if not packed then
   if ARGV[3] == '1' then
     -- A record of a lease that ended at the epoch: nothing finds it held.
-    redis.call('SET', KEYS[1], cmsgpack.pack(VERSION, 0, 0, 0), 'PX', RECORD_SLACK)
+    redis.call('SET', KEYS[1], cmsgpack.pack(WRITES, 0, 0, 0), 'PX', RECORD_SLACK)
   end
   return {2}
 end
--- version, life, granted, expiry, then key and limit's name of each slot
+-- format, life, granted, expiry, then key and limit's name of each slot. What a
+-- later version wrote behind them begins with something that is no text.
 local record = {cmsgpack.unpack(packed)}
-if record[1] ~= VERSION then error('weir: state of unknown version') end
+check_format(record[1])
 local granted, expiry = record[3], record[4]
 if expiry <= now then
   -- A key's presence proves nothing: compare times.
@@ -41,9 +47,11 @@ if expiry <= now then
 end
 
 local reply = {1, math.max(0, now - granted)}
-for i = 5, #record, 2 do
+local i = 5
+while type(record[i]) == 'string' do
   redis.call('ZREM', record[i], ARGV[2])
   reply[#reply + 1] = record[i + 1]
+  i = i + 2
 end
 redis.call('ZREM', KEYS[2], ARGV[2])
 redis.call('DEL', KEYS[1])

@@ -10,8 +10,8 @@
 --
 -- Returns the life of the lease from now on (ms), or 0: lost.
 
-local VERSION = 1
-local SLACK = 10000 -- as in decide.lua
+local READS, WRITES = 1, 1 -- as in decide.lua
+local SLACK = 10000
 local RECORD_SLACK = 60000
 local INDEX_SLACK = 3600000
 
@@ -21,25 +21,34 @@ if not now then
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+local function check_format(format)
+  format = tonumber(format) or 0
+  if format < 1 or format > READS then error('weir: state of format ' .. format .. ', and only 1 to ' .. READS .. ' is known') end
+end
+
 local packed = redis.call('GET', KEYS[1])
 if not packed then return 0 end
+-- As in release.lua: what a later version wrote behind the slots is kept.
 local record = {cmsgpack.unpack(packed)}
-if record[1] ~= VERSION then error('weir: state of unknown version') end
+check_format(record[1])
 local life, expiry = record[2], record[4]
 if expiry <= now then return 0 end
 
 -- Somebody else may have got a slot that is not there any more.
-for i = 5, #record, 2 do
-  if not redis.call('ZSCORE', record[i], ARGV[2]) then return 0 end
+local last = 4 -- of the slots
+while type(record[last + 1]) == 'string' do
+  if not redis.call('ZSCORE', record[last + 1], ARGV[2]) then return 0 end
+  last = last + 2
 end
 
 local function keep(key, ms)
   if redis.call('PEXPIRE', key, ms, 'GT') == 0 then redis.call('PEXPIRE', key, ms, 'NX') end
 end
 -- Never shorter: time may have been set back since.
+record[1] = WRITES
 record[4] = math.max(expiry, now + life)
 life = record[4] - now
-for i = 5, #record, 2 do
+for i = 5, last, 2 do
   redis.call('ZADD', record[i], record[4], ARGV[2])
   keep(record[i], life + SLACK)
 end

@@ -471,6 +471,9 @@ func TestScriptsRunOnACluster(t *testing.T) {
 			if renewed, err := s.Renew(ctx, r.Lease); err != nil || !renewed.Renewed {
 				t.Errorf("Renew = %v, %v", renewed, err)
 			}
+			if got := inspect(t, s, r.Checks...); got[0].Level != 8 || got[1].Count != 1 || got[2].Count != 1 {
+				t.Errorf("Inspect = %+v, want 8 tokens and one lease in each lane", got)
+			}
 			if released, err := s.Release(ctx, r.Lease); err != nil || released.Result != limit.Released {
 				t.Errorf("Release = %v, %v", released, err)
 			}
@@ -487,7 +490,7 @@ func TestAUserWithFewRights(t *testing.T) {
 		_, client := open(t, server, nil)
 		ctx := storetest.Context(t)
 		rule := []any{"ACL", "SETUSER", "weir", "on", ">secret", "~weir:*", "-@all", "+ping"}
-		for _, command := range strings.Fields("EVAL EVALSHA TIME GET SET EXISTS DEL PEXPIRE ZADD ZREM ZCARD ZCOUNT ZSCORE ZREMRANGEBYRANK") {
+		for _, command := range strings.Fields("EVAL EVALSHA TIME GET SET EXISTS DEL PEXPIRE ZADD ZREM ZCARD ZCOUNT ZRANGE ZSCORE ZREMRANGEBYRANK") {
 			rule = append(rule, "+"+strings.ToLower(command))
 		}
 		if err := client.Do(ctx, rule...).Err(); err != nil {
@@ -519,6 +522,9 @@ func TestAUserWithFewRights(t *testing.T) {
 			}
 			if n, err := s.Held(ctx, "d"); err != nil || n != 1 {
 				t.Errorf("Held = %d, %v", n, err)
+			}
+			if got := inspect(t, s, r.Checks...)[2].Count; got != 1 {
+				t.Errorf("Inspect tells of %d leases, want 1", got)
 			}
 			if released, err := s.Release(ctx, r.Lease); err != nil || released.Result != limit.Released {
 				t.Errorf("Release = %v, %v", released, err)

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"weir/limit"
 	"weir/store"
 	"weir/store/memory"
@@ -33,7 +35,7 @@ func FuzzAgree(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		programs++
 		p := program{
-			data:   data,
+			data:   storetest.Choices(data),
 			domain: fmt.Sprintf("d%d", programs), // so that each starts with an empty Redis
 			clock:  clock,
 			stores: map[string]store.Store{
@@ -50,7 +52,7 @@ func FuzzAgree(f *testing.F) {
 
 // program reads its steps from bytes.
 type program struct {
-	data   []byte
+	data   storetest.Choices
 	domain string
 	clock  *storetest.Clock
 	stores map[string]store.Store
@@ -61,21 +63,13 @@ type program struct {
 	slots    bool // leases exist: time goes forward only, since it cleans them
 }
 
-// next returns a number below n.
-func (p *program) next(n int) int {
-	if len(p.data) == 0 {
-		return 0
-	}
-	b := int(p.data[0])
-	p.data = p.data[1:]
-	return b % n
-}
+func (p *program) next(n int) int { return p.data.Next(n) }
 
 func pick[T any](p *program, from ...T) T { return from[p.next(len(from))] }
 
 func (p *program) step(t *testing.T) {
 	ctx := storetest.Context(t)
-	switch p.next(8) {
+	switch p.next(9) {
 	case 0:
 		by := pick(p, 1, 3, 250, 999, 1000, 7001, 60_000, 3_600_000, 86_400_000, 40*86_400_000, -2, -5000)
 		if by < 0 && p.slots {
@@ -106,6 +100,15 @@ func (p *program) step(t *testing.T) {
 			got, err := s.Renew(ctx, id)
 			if err != nil || got != want {
 				t.Fatalf("%s: Renew = %v, %v, want %v", name, got, err, want)
+			}
+		}
+	case 4:
+		r := p.request()
+		want, _ := p.model.Inspect(ctx, r.Checks)
+		for name, s := range p.stores {
+			got, err := s.Inspect(ctx, r.Checks)
+			if diff := cmp.Diff(want, got); err != nil || diff != "" {
+				t.Fatalf("%s: Inspect %+v: %v (-want +got):\n%s", name, r.Checks, err, diff)
 			}
 		}
 	default:

@@ -1,8 +1,11 @@
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"math/big"
+	"slices"
+	"time"
 
 	"weir/limit"
 	"weir/store"
@@ -265,6 +268,65 @@ func (m *Model) Renew(_ context.Context, id limit.LeaseID) (limit.Renewal, error
 	}
 	l.expiry = max(l.expiry, now+l.life)
 	return limit.Renewal{Renewed: true, TTL: limit.Millis(l.expiry - now)}, nil
+}
+
+// Inspect implements [store.Store]. Waits are not computed, but looked for.
+func (m *Model) Inspect(_ context.Context, checks []limit.Check) ([]limit.State, error) {
+	now := m.now()
+	found := make([]limit.State, len(checks))
+	for i, c := range checks {
+		s := &found[i]
+		switch l := c.Limit.(type) {
+		case limit.TokenBucket:
+			s.Level = floor(m.bucket(c.Key, l, now).tokens).Int64()
+			s.Remaining = max(0, s.Level)
+			has := func(tokens int64) time.Duration {
+				return limit.Millis(first(func(after int64) bool {
+					return m.bucket(c.Key, l, now+after).tokens.Cmp(integer(tokens)) >= 0
+				}))
+			}
+			s.RetryAfter, s.ResetAfter = has(1), has(l.Capacity)
+		case limit.Window:
+			w := m.window(c.Key, l, now)
+			s.Count, s.Remaining = w.count, max(0, l.Max-w.count)
+			s.ResetAfter = limit.Millis(first(func(after int64) bool { return m.window(c.Key, l, now+after).start > w.start }))
+			if l.Max > 0 && w.count >= l.Max {
+				s.RetryAfter = s.ResetAfter
+			}
+		case limit.Concurrency:
+			s.Count = m.live(c.Key, now)
+			s.Remaining = max(0, l.Max-s.Count)
+			for _, held := range m.leases {
+				if slices.Contains(held.keys, c.Key) && !held.released && held.expiry > now {
+					s.Holders = append(s.Holders, limit.Holder{Token: held.id.Token(), ExpiresAfter: limit.Millis(held.expiry - now)})
+				}
+			}
+			slices.SortFunc(s.Holders, func(a, b limit.Holder) int {
+				return cmp.Or(cmp.Compare(a.ExpiresAfter, b.ExpiresAfter), cmp.Compare(a.Token, b.Token))
+			})
+			s.Holders = s.Holders[:min(len(s.Holders), 100)]
+		}
+	}
+	return found, nil
+}
+
+// first is the smallest n >= 0 from which on it is so.
+func first(is func(n int64) bool) int64 {
+	if is(0) {
+		return 0
+	}
+	no, yes := int64(0), int64(1)
+	for !is(yes) {
+		no, yes = yes, 2*yes
+	}
+	for yes-no > 1 {
+		if n := (no + yes) / 2; is(n) {
+			yes = n
+		} else {
+			no = n
+		}
+	}
+	return yes
 }
 
 // Held implements [store.Store].

@@ -61,6 +61,7 @@ type Open func(t *testing.T, now func() int64) Fixture
 //	  50x account=alice                       the same 50 times, in one line
 //	race              like take, with the repeats of a line at the same time
 //	release, renew    one lease a line, by its name or its id
+//	inspect           how the limits of a descriptor stand: one a line
 //	held              how many leases are live
 //	advance 1.5s      moves the clock; -3s moves it back
 func RunScenarios(t *testing.T, dir string, open Open) {
@@ -106,7 +107,7 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			d.Fatalf(t, "%v", err)
 		}
 		return strconv.FormatInt(n, 10) + "\n"
-	case "take", "race", "release", "renew":
+	case "take", "race", "release", "renew", "inspect":
 	default:
 		d.Fatalf(t, "unknown command %q", d.Cmd)
 	}
@@ -124,6 +125,8 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			text, err = s.release(t, line)
 		case "renew":
 			text, err = s.renew(t, line)
+		case "inspect":
+			text, err = s.inspect(t, line)
 		}
 		if err != nil {
 			d.Fatalf(t, "%s: %v", line, err)
@@ -236,6 +239,83 @@ func (s *scenario) renew(t *testing.T, word string) (string, error) {
 		return fmt.Sprintf("%s: RENEWED for %v", word, r.TTL), nil
 	}
 	return word + ": LOST", nil
+}
+
+func (s *scenario) inspect(t *testing.T, word string) (string, error) {
+	d, err := parseDescriptor(word)
+	if err != nil {
+		return "", err
+	}
+	m := s.policies.Match(policy.Request{Domain: s.policies.Domains()[0], Descriptors: []policy.Descriptor{d}})
+	before := ""
+	if s.Dump != nil {
+		before = s.Dump()
+	}
+	states, err := s.Store.Inspect(t.Context(), m.Checks)
+	if err != nil {
+		return "", err
+	}
+	if s.Dump != nil {
+		if after := s.Dump(); after != before {
+			t.Errorf("an inspection changed the state from\n%s\nto\n%s", before, after)
+		}
+	}
+	var parts []string
+	for i, c := range m.Checks {
+		parts = append(parts, s.stateSentence(c, states[i]))
+	}
+	switch {
+	case m.Descriptors[0].Unlimited:
+		parts = append(parts, "unlimited")
+	case len(parts) == 0:
+		return "no limit met", nil
+	}
+	return strings.Join(parts, " | "), nil
+}
+
+// stateSentence says how a limit stands.
+func (s *scenario) stateSentence(c limit.Check, state limit.State) string {
+	var b strings.Builder
+	switch l := c.Limit.(type) {
+	case limit.TokenBucket:
+		fmt.Fprintf(&b, "bucket %s level %d of %d", c.Name, state.Level, l.Capacity)
+	case limit.Window:
+		fmt.Fprintf(&b, "window %s count %d of %d", c.Name, state.Count, l.Max)
+	case limit.Concurrency:
+		fmt.Fprintf(&b, "concurrency %s holds %d of %d", c.Name, state.Count, l.Max)
+	}
+	if c.Shadow {
+		b.WriteString(" (shadow)")
+	}
+	fmt.Fprintf(&b, ", %d left", state.Remaining)
+	if state.RetryAfter != 0 {
+		fmt.Fprintf(&b, ", retry %v", state.RetryAfter)
+	}
+	if state.ResetAfter != 0 {
+		fmt.Fprintf(&b, ", reset %v", state.ResetAfter)
+	}
+	const some = 4
+	for i, h := range state.Holders {
+		if i == some {
+			last := state.Holders[len(state.Holders)-1]
+			fmt.Fprintf(&b, ", and so on, %d in all, the last %s for %v", len(state.Holders), s.leaseName(last.Token), last.ExpiresAfter)
+			break
+		}
+		fmt.Fprintf(&b, ", %s for %v", s.leaseName(h.Token), h.ExpiresAfter)
+	}
+	return b.String()
+}
+
+// leaseName is the name of the lease with the token.
+func (s *scenario) leaseName(token string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, id := range s.leases {
+		if id.Token() == token {
+			return name
+		}
+	}
+	return token
 }
 
 // Sentence says a decision in one line. A full lane or pool is told to wait one

@@ -1348,7 +1348,8 @@ type InspectRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The domain whose policy applies; 1..256 bytes.
 	Domain string `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
-	// The descriptor's entries, 1..64; their order counts.
+	// The descriptor's entries, 1..64; their order counts. Reserved ones are taken
+	// out, as in Acquire.
 	Entries       []*Entry `protobuf:"bytes,2,rep,name=entries,proto3" json:"entries,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1477,7 +1478,14 @@ type LimitState struct {
 	ResetAfter *durationpb.Duration `protobuf:"bytes,9,opt,name=reset_after,json=resetAfter,proto3" json:"reset_after,omitempty"`
 	// The live leases, the one that expires first first; at most 100, where count
 	// tells how many there are. Of concurrency only.
-	Holders       []*Holder `protobuf:"bytes,10,rep,name=holders,proto3" json:"holders,omitempty"`
+	Holders []*Holder `protobuf:"bytes,10,rep,name=holders,proto3" json:"holders,omitempty"`
+	// When one hit passes, if nobody else asks: exact for a bucket and a window. For
+	// concurrency that is full, when the server guesses that a slot is free. Absent
+	// if one passes now, and if none ever will: a capacity of 0 is a ban.
+	RetryAfter *durationpb.Duration `protobuf:"bytes,11,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
+	// retry_after is a guess from how long leases were held lately: nobody knows
+	// when a slot becomes free.
+	Estimated     bool `protobuf:"varint,12,opt,name=estimated,proto3" json:"estimated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1582,10 +1590,25 @@ func (x *LimitState) GetHolders() []*Holder {
 	return nil
 }
 
+func (x *LimitState) GetRetryAfter() *durationpb.Duration {
+	if x != nil {
+		return x.RetryAfter
+	}
+	return nil
+}
+
+func (x *LimitState) GetEstimated() bool {
+	if x != nil {
+		return x.Estimated
+	}
+	return false
+}
+
 // Holder is a live lease as others may see it.
 type Holder struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The lease's id, shortened: it names the lease and can't end it.
+	// The lease's id, shortened to its first characters and "…": it names the lease
+	// and can't end it.
 	Lease string `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
 	// When it expires unless it is renewed or released.
 	ExpiresAfter  *durationpb.Duration `protobuf:"bytes,2,opt,name=expires_after,json=expiresAfter,proto3" json:"expires_after,omitempty"`
@@ -1722,7 +1745,7 @@ const file_weir_v1_lease_proto_rawDesc = "" +
 	"\aentries\x18\x02 \x03(\v2\x0e.weir.v1.EntryR\aentries\"\\\n" +
 	"\x0fInspectResponse\x12+\n" +
 	"\x06limits\x18\x01 \x03(\v2\x13.weir.v1.LimitStateR\x06limits\x12\x1c\n" +
-	"\tunlimited\x18\x02 \x01(\bR\tunlimited\"\xd3\x02\n" +
+	"\tunlimited\x18\x02 \x01(\bR\tunlimited\"\xad\x03\n" +
 	"\n" +
 	"LimitState\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12&\n" +
@@ -1736,7 +1759,10 @@ const file_weir_v1_lease_proto_rawDesc = "" +
 	"\vreset_after\x18\t \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"resetAfter\x12)\n" +
 	"\aholders\x18\n" +
-	" \x03(\v2\x0f.weir.v1.HolderR\aholders\"^\n" +
+	" \x03(\v2\x0f.weir.v1.HolderR\aholders\x12:\n" +
+	"\vretry_after\x18\v \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"retryAfter\x12\x1c\n" +
+	"\testimated\x18\f \x01(\bR\testimated\"^\n" +
 	"\x06Holder\x12\x14\n" +
 	"\x05lease\x18\x01 \x01(\tR\x05lease\x12>\n" +
 	"\rexpires_after\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\fexpiresAfter*>\n" +
@@ -1844,20 +1870,21 @@ var file_weir_v1_lease_proto_depIdxs = []int32{
 	0,  // 26: weir.v1.LimitState.class:type_name -> weir.v1.Class
 	24, // 27: weir.v1.LimitState.reset_after:type_name -> google.protobuf.Duration
 	23, // 28: weir.v1.LimitState.holders:type_name -> weir.v1.Holder
-	24, // 29: weir.v1.Holder.expires_after:type_name -> google.protobuf.Duration
-	5,  // 30: weir.v1.LeaseService.Acquire:input_type -> weir.v1.AcquireRequest
-	14, // 31: weir.v1.LeaseService.Release:input_type -> weir.v1.ReleaseRequest
-	17, // 32: weir.v1.LeaseService.Renew:input_type -> weir.v1.RenewRequest
-	20, // 33: weir.v1.LeaseService.Inspect:input_type -> weir.v1.InspectRequest
-	8,  // 34: weir.v1.LeaseService.Acquire:output_type -> weir.v1.AcquireResponse
-	15, // 35: weir.v1.LeaseService.Release:output_type -> weir.v1.ReleaseResponse
-	18, // 36: weir.v1.LeaseService.Renew:output_type -> weir.v1.RenewResponse
-	21, // 37: weir.v1.LeaseService.Inspect:output_type -> weir.v1.InspectResponse
-	34, // [34:38] is the sub-list for method output_type
-	30, // [30:34] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	24, // 29: weir.v1.LimitState.retry_after:type_name -> google.protobuf.Duration
+	24, // 30: weir.v1.Holder.expires_after:type_name -> google.protobuf.Duration
+	5,  // 31: weir.v1.LeaseService.Acquire:input_type -> weir.v1.AcquireRequest
+	14, // 32: weir.v1.LeaseService.Release:input_type -> weir.v1.ReleaseRequest
+	17, // 33: weir.v1.LeaseService.Renew:input_type -> weir.v1.RenewRequest
+	20, // 34: weir.v1.LeaseService.Inspect:input_type -> weir.v1.InspectRequest
+	8,  // 35: weir.v1.LeaseService.Acquire:output_type -> weir.v1.AcquireResponse
+	15, // 36: weir.v1.LeaseService.Release:output_type -> weir.v1.ReleaseResponse
+	18, // 37: weir.v1.LeaseService.Renew:output_type -> weir.v1.RenewResponse
+	21, // 38: weir.v1.LeaseService.Inspect:output_type -> weir.v1.InspectResponse
+	35, // [35:39] is the sub-list for method output_type
+	31, // [31:35] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_lease_proto_init() }

@@ -66,10 +66,10 @@ type LeaseServiceClient interface {
 	// else's. It may be sent any number of times.
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error)
 	// Inspect tells the state of the limits that a descriptor meets. It takes
-	// nothing and writes nothing: what it tells may be over when it arrives.
+	// nothing and writes nothing: what it tells may be over when it arrives. It
+	// never fails open.
 	//
-	// Errors: UNAVAILABLE if no policy is loaded or the store can't be reached;
-	// UNIMPLEMENTED from a version that does not have it yet.
+	// Errors: UNAVAILABLE if no policy is loaded or the store can't be reached.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error)
 }
 
@@ -160,10 +160,10 @@ type LeaseServiceServer interface {
 	// else's. It may be sent any number of times.
 	Renew(context.Context, *RenewRequest) (*RenewResponse, error)
 	// Inspect tells the state of the limits that a descriptor meets. It takes
-	// nothing and writes nothing: what it tells may be over when it arrives.
+	// nothing and writes nothing: what it tells may be over when it arrives. It
+	// never fails open.
 	//
-	// Errors: UNAVAILABLE if no policy is loaded or the store can't be reached;
-	// UNIMPLEMENTED from a version that does not have it yet.
+	// Errors: UNAVAILABLE if no policy is loaded or the store can't be reached.
 	Inspect(context.Context, *InspectRequest) (*InspectResponse, error)
 	mustEmbedUnimplementedLeaseServiceServer()
 }

@@ -15,7 +15,7 @@ func TestEveryKeyIsInItsDomainsSlot(t *testing.T) {
 	_, client := open(t, server, nil)
 	day := limit.Window{Max: 1, Unit: limit.Day, Multiplier: 1}
 	for _, domain := range []string{"inference", "d", "a}b{c", "{}", "}", "{", "%7D", "a:b,c=d", "grün", "\x00\n\x7f#", "{a}{b}", strings.Repeat("{", 85)} {
-		want := limit.Slot(domain)
+		want := limit.ClusterSlot(domain)
 		subject := []limit.Entry{{Key: "k{x}", Value: "{y}"}, limit.Hashed("s", [16]byte{1})}
 		id := limit.NewLeaseID(domain, [16]byte{1})
 		for _, key := range []string{

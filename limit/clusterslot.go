@@ -2,8 +2,8 @@ package limit
 
 import "strings"
 
-// Slot is the slot of Redis Cluster, 0..16383, that all keys of the domain are in.
-func Slot(domain string) int {
+// ClusterSlot is the slot of Redis Cluster, 0..16383, that all keys of the domain are in.
+func ClusterSlot(domain string) int {
 	// The hash tag is what stands between the braces of a key: CRC16 (XMODEM) of it,
 	// as in the Redis Cluster specification.
 	var tag strings.Builder

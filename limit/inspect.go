@@ -1,0 +1,98 @@
+package limit
+
+import "time"
+
+// MaxHolders is how many holders an inspection tells of one concurrency limit.
+const MaxHolders = 100
+
+// State is how a limit stands for one subject, at an instant of the store's
+// clock. Its waits are those of a subject that nobody decides meanwhile.
+type State struct {
+	// Level is a bucket's whole tokens, rounded down, negative in debt; 0 for the
+	// other kinds.
+	Level int64
+	// Count is the hits that are counted in this window, or the live leases; 0 for
+	// a bucket.
+	Count int64
+	// Remaining tokens, hits or slots, >= 0.
+	Remaining int64
+	// RetryAfter is the first millisecond at which one hit passes: 0 if it passes
+	// now, never will (a ban), or for concurrency, where it can't be known.
+	RetryAfter time.Duration
+	// ResetAfter is when a bucket is full, or a window ends; 0 for concurrency.
+	ResetAfter time.Duration
+	// Holders are the live leases of a concurrency limit, those that expire first,
+	// at most MaxHolders of Count.
+	Holders []Holder
+}
+
+// Holder is a live lease that holds a slot.
+type Holder struct {
+	// Token is that of its LeaseID. Whoever has it can end the lease: others are
+	// shown Short.
+	Token        string
+	ExpiresAfter time.Duration // > 0
+}
+
+// shortToken is how much of a token is shown: enough to name a lease, while the
+// 80 bits that are left out cannot be guessed.
+const shortToken = 8
+
+// Short names the lease for people, and cannot end it: the start of its id.
+func (h Holder) Short() string { return h.Token[:min(shortToken, len(h.Token))] + "…" }
+
+// Slot is a member of a set of slots.
+type Slot struct {
+	Token  string
+	Expiry int64 // ms
+}
+
+// Inspect is how the bucket stands at now under limit b. Nothing is written, so
+// what comes later comes at the rate under which the state was written.
+func (s BucketState) Inspect(b TokenBucket, now int64) State {
+	at, own := s.At(b, now), s
+	if s.Scale == 0 {
+		own = at
+	}
+	own = own.At(TokenBucket{Capacity: own.Capacity, Scale: own.Scale, Refill: own.Refill}, now)
+	ahead := own.Millis - now // time was set back
+	state := State{Level: floorDiv(at.Level, at.Scale), Remaining: at.Remaining()}
+	if !at.Passes(1) {
+		state.RetryAfter = Millis(ahead + own.RetryAfterMillis(1))
+	}
+	if at.Level < at.Capacity*at.Scale {
+		// What fills the old capacity is full under any.
+		state.ResetAfter = Millis(ahead + own.RetryAfterMillis(min(own.Capacity, b.Capacity)))
+	}
+	return state
+}
+
+// Inspect is how the window stands at now under limit w.
+func (s WindowState) Inspect(w Window, now int64) State {
+	length := w.Length().Milliseconds()
+	at := s.At(length, now)
+	state := State{Count: at.Count, Remaining: at.Remaining(w), ResetAfter: Millis(at.ResetAfterMillis(length, now))}
+	if !at.Passes(w, 1) && w.Max > 0 {
+		state.RetryAfter = state.ResetAfter
+	}
+	return state
+}
+
+// Inspect is how the limit stands at now, with so many live leases; first are those
+// that expire first.
+func (l Concurrency) Inspect(live int64, first []Slot, now int64) State {
+	state := State{Count: live, Remaining: max(0, l.Max-live)}
+	for _, m := range first[:min(len(first), MaxHolders)] {
+		state.Holders = append(state.Holders, Holder{Token: m.Token, ExpiresAfter: Millis(m.Expiry - now)})
+	}
+	return state
+}
+
+// floorDiv is a/b rounded down; b > 0.
+func floorDiv(a, b int64) int64 {
+	q := a / b
+	if a%b < 0 {
+		q--
+	}
+	return q
+}

@@ -1,0 +1,12 @@
+package redis
+
+// OpenChanged returns a store whose scripts are changed, as those of another
+// version of weir would be.
+func OpenChanged(o Options, change func(source string) string) (*Store, error) {
+	s, err := Open(o)
+	if err != nil {
+		return nil, err
+	}
+	s.scripts = newScripts(change(decideSource), change(releaseSource), change(renewSource), change(inspectSource))
+	return s, nil
+}

@@ -1,0 +1,322 @@
+package redis_test
+
+import (
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"weir/limit"
+	"weir/store"
+	"weir/store/redis"
+	"weir/store/storetest"
+)
+
+// The versions of weir in an upgrade to another format of states, made of today's
+// scripts: docs/decisions/0007-state-formats.md.
+var versions = map[string]func(source string) string{
+	"today": func(source string) string { return source },
+	// Writes one more field behind the others, and keeps the format's number.
+	"adds a field": changed(1, 1, `local function pack_all(...)
+  local state = {...}
+  state[#state + 1] = {later = 'x'}
+  return real.pack(unpack(state))
+end`),
+	// Reads the next format too.
+	"next": changed(2, 1, `local pack_all = real.pack`),
+	// Writes it.
+	"after next": changed(2, 2, `local function pack_all(format, ...) return real.pack(format, 'moved', {...}) end`),
+}
+
+// changed returns what makes scripts of a version with other formats: format 2 has
+// all but its number in an array.
+func changed(reads, writes int, pack string) func(string) string {
+	prelude := `
+local real = cmsgpack
+` + pack + `
+local cmsgpack = {pack = pack_all, unpack = function(packed)
+  local format, moved, fields = real.unpack(packed)
+  if format ~= 2 or moved ~= 'moved' then return real.unpack(packed) end
+  return format, unpack(fields)
+end}
+`
+	return func(source string) string {
+		shebang, rest, _ := strings.Cut(source, "\n")
+		again := strings.NewReplacer(
+			"local READS, WRITES = 1, 1", fmt.Sprintf("local READS, WRITES = %d, %d", reads, writes),
+			"local READS = 1", fmt.Sprintf("local READS = %d", reads),
+		).Replace(rest)
+		if again == rest && reads+writes > 2 {
+			panic("a script does not say which formats it knows")
+		}
+		return shebang + "\n" + prelude + again
+	}
+}
+
+func openVersion(t *testing.T, url string, now func() int64, version string) *redis.Store {
+	t.Helper()
+	s, err := redis.OpenChanged(redis.Options{URL: url, Now: now}, versions[version])
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// Versions side by side on one Redis decide as one version alone, all through an
+// upgrade and back: each step has the versions that may then run together.
+func TestVersionsSideBySideDecideAsOne(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		clock := storetest.NewClock()
+		alone := openVersion(t, server.URL+"?db=1", clock.Now, "today")
+		stores := make(map[string]*redis.Store)
+		for version := range versions {
+			stores[version] = openVersion(t, server.URL, clock.Now, version)
+		}
+		r := rand.New(rand.NewPCG(1, 2))
+		var leases []limit.LeaseID
+		for i, together := range [][]string{
+			{"today", "adds a field"},
+			{"today", "adds a field", "next"},
+			{"next", "after next"},
+			{"after next"},
+			{"next", "after next"}, // back
+			{"next"},
+		} {
+			for step := range 400 {
+				version := together[r.IntN(len(together))]
+				got, want := perform(t, r, clock, &leases, stores[version], alone)
+				if got != want {
+					t.Fatalf("part %d, step %d, %s:\n got %s\nwant %s", i, step, version, got, want)
+				}
+			}
+		}
+	})
+}
+
+// perform does the same to both stores, and says what they told.
+func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit.LeaseID, s, alone store.Store) (got, want string) {
+	t.Helper()
+	ctx := storetest.Context(t)
+	subject := fmt.Sprint(r.IntN(3))
+	b := bucket(t, 5, time.Duration(1+r.IntN(2))*time.Second) // its policy changes all the time
+	checks := []limit.Check{check(b, subject), check(hourly(t, 300), subject), check(lane(t, 3, time.Minute), subject), check(lane(t, 5, 20*time.Second), "pool")}
+	checks = checks[r.IntN(3):]
+	do := func(one func(s store.Store) (string, error)) (string, string) {
+		var texts []string
+		for _, s := range []store.Store{s, alone} {
+			text, err := one(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts = append(texts, text)
+		}
+		return texts[0], texts[1]
+	}
+	id := storetest.TestLease("d", 1)
+	if len(*leases) > 0 {
+		id = (*leases)[max(0, len(*leases)-1-r.IntN(6))]
+	}
+	switch r.IntN(6) {
+	case 0:
+		clock.Advance(time.Duration(r.IntN(9000)) * time.Millisecond)
+		return "", ""
+	case 1:
+		return do(func(s store.Store) (string, error) {
+			released, err := s.Release(ctx, id)
+			return fmt.Sprintf("release %+v", released), err
+		})
+	case 2:
+		return do(func(s store.Store) (string, error) {
+			renewed, err := s.Renew(ctx, id)
+			return fmt.Sprintf("renew %+v", renewed), err
+		})
+	case 3:
+		return do(func(s store.Store) (string, error) {
+			states, err := s.Inspect(ctx, checks)
+			return fmt.Sprintf("inspect %+v", states), err
+		})
+	}
+	ask := withLease(request(checks...))
+	*leases = append(*leases, ask.Lease)
+	return do(func(s store.Store) (string, error) {
+		d, err := s.Decide(ctx, ask)
+		return storetest.Sentence(checks, d, "L"), err
+	})
+}
+
+// A state of a format that is not known is an error that says so, never a guess:
+// nothing is changed, and the store goes on.
+func TestAnUnknownFormatIsAnError(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		clock := storetest.NewClock()
+		s, client := open(t, server, clock.Now)
+		ctx := storetest.Context(t)
+		later := withLease(request(check(bucket(t, 5, time.Second), "x"), check(hourly(t, 5), "x"), check(lane(t, 5, time.Minute), "x")))
+		decide(t, openVersion(t, server.URL, clock.Now, "after next"), later)
+		before := raw(t, client)
+		expect := func(what string, err error) {
+			t.Helper()
+			if err == nil || errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "state of format 2") {
+				t.Errorf("%s of format 2: %v, want an error that names it and is no ErrUnavailable", what, err)
+			}
+		}
+		for _, c := range later.Checks[:2] {
+			_, err := s.Decide(ctx, request(check(bucket(t, 5, time.Second), "other"), c))
+			expect("Decide", err)
+			_, err = s.Inspect(ctx, []limit.Check{c})
+			expect("Inspect", err)
+		}
+		_, err := s.Release(ctx, later.Lease)
+		expect("Release", err)
+		_, err = s.Renew(ctx, later.Lease)
+		expect("Renew", err)
+		if diff := mapDiff(before, raw(t, client)); diff != "" {
+			t.Errorf("what Redis keeps has changed: %s", diff)
+		}
+		if d := decide(t, s, request(check(bucket(t, 5, time.Second), "other"))); d.Results[0].Remaining != 4 {
+			t.Errorf("the next request leaves %d, want 4", d.Results[0].Remaining)
+		}
+	})
+}
+
+func mapDiff(a, b map[string]string) string {
+	var diff []string
+	for key := range a {
+		if a[key] != b[key] {
+			diff = append(diff, fmt.Sprintf("%s: %s, now %s", key, a[key], b[key]))
+		}
+	}
+	for key := range b {
+		if _, ok := a[key]; !ok {
+			diff = append(diff, key+" is new")
+		}
+	}
+	return strings.Join(diff, "; ")
+}
+
+const goldenFile = "testdata/format1.txt"
+
+// goldenStates are the states of format 1 as the file has them, by name.
+func goldenStates(t *testing.T) map[string]string {
+	t.Helper()
+	text, err := os.ReadFile(goldenFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	states := make(map[string]string)
+	for line := range strings.Lines(string(text)) {
+		name, digits, ok := strings.Cut(strings.TrimSpace(line), ": ")
+		if !ok || strings.HasPrefix(name, "#") {
+			continue
+		}
+		value, err := hex.DecodeString(strings.ReplaceAll(digits, " ", ""))
+		if err != nil {
+			t.Fatalf("%s: %v", line, err)
+		}
+		states[name] = string(value)
+	}
+	return states
+}
+
+// goldenRequest is what the golden states were made by: 3 tokens of 10, 3 hits of
+// 5, and two slots under one lease, at noon.
+func goldenRequest(t *testing.T) limit.Request {
+	t.Helper()
+	b, err := limit.NewTokenBucket(10, 2, 7*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := request(check(b, "x"), check(hourly(t, 5), "x"), check(lane(t, 2, time.Minute), "x"), check(lane(t, 2, 90*time.Second), "y"))
+	for i := range r.Checks {
+		r.Checks[i].Hits = 3
+	}
+	r.Lease = storetest.TestLease("d", 7)
+	return r
+}
+
+func TestStatesAreWrittenInFormat1(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		s, client := open(t, server, storetest.NewClock().Now)
+		r := goldenRequest(t)
+		decide(t, s, r)
+		golden := goldenStates(t)
+		for name, key := range map[string]string{"bucket": r.Checks[0].Key, "window": r.Checks[1].Key, "lease": limit.LeaseKey(r.Lease)} {
+			got, err := client.Get(storetest.Context(t), key).Result()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != golden[name] {
+				t.Errorf("%s is % x, want % x", name, got, golden[name])
+			}
+		}
+	})
+}
+
+// States of format 1 are read for as long as a version may find them.
+func TestStatesOfFormat1AreRead(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		_, client := open(t, server, nil)
+		golden := goldenStates(t)
+		for version := range versions {
+			for _, suffix := range []string{"", " with more"} {
+				clock := storetest.NewClock()
+				s := openVersion(t, server.URL, clock.Now, version)
+				ctx := storetest.Context(t)
+				if err := client.FlushAll(ctx).Err(); err != nil {
+					t.Fatal(err)
+				}
+				r := goldenRequest(t)
+				expiry := clock.Now() + time.Minute.Milliseconds()
+				for _, c := range r.Checks[2:] {
+					if err := client.ZAdd(ctx, c.Key, goredis.Z{Score: float64(expiry), Member: r.Lease.Token()}).Err(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for name, key := range map[string]string{"bucket": r.Checks[0].Key, "window": r.Checks[1].Key, "lease": limit.LeaseKey(r.Lease)} {
+					if golden[name+suffix] == "" {
+						t.Fatalf("%s has no %s", goldenFile, name+suffix)
+					}
+					if err := client.Set(ctx, key, golden[name+suffix], time.Hour).Err(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				clock.Advance(3500 * time.Millisecond)
+				what := version + suffix
+				states := inspect(t, s, r.Checks...)
+				if states[0].Level != 8 || states[1].Count != 3 || states[2].Count != 1 || states[3].Holders[0].ExpiresAfter != 56500*time.Millisecond {
+					t.Errorf("%s: Inspect = %+v, want 8 tokens, 3 hits, a slot of each lane for 56.5s", what, states)
+				}
+				next := r
+				next.Lease = storetest.TestLease("d", 8)
+				d := decide(t, s, next)
+				if d.Admitted || d.Results[0].Remaining != 8 || d.Results[1].Remaining != 2 || d.Results[2].Remaining != 1 {
+					t.Errorf("%s: Decide = %+v, want a refusal by the window, with 8, 2, 1 left", what, d)
+				}
+				if renewed, err := s.Renew(ctx, r.Lease); err != nil || renewed.TTL != time.Minute {
+					t.Errorf("%s: Renew = %+v, %v", what, renewed, err)
+				}
+				want := limit.Release{Result: limit.Released, HeldFor: 3500 * time.Millisecond, Limits: []string{"k", "k"}}
+				if released, err := s.Release(ctx, r.Lease); err != nil || fmt.Sprint(released) != fmt.Sprint(want) {
+					t.Errorf("%s: Release = %+v, %v, want %+v", what, released, err, want)
+				}
+				if states := inspect(t, s, r.Checks[2:]...); states[0].Count+states[1].Count != 0 {
+					t.Errorf("%s: after a release the lanes hold %+v", what, states)
+				}
+				debt := r.Checks[:1]
+				if err := client.Set(ctx, debt[0].Key, golden["debt"], time.Hour).Err(); err != nil {
+					t.Fatal(err)
+				}
+				if got := inspect(t, s, debt...)[0]; got.Level != -4 || got.Remaining != 0 || got.RetryAfter != 15750*time.Millisecond {
+					t.Errorf("%s: in debt: %+v, want level -4, and a token in 15.75s", what, got)
+				}
+			}
+		}
+	})
+}

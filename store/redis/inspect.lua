@@ -1,0 +1,53 @@
+#!lua flags=no-writes
+-- inspect.lua reads the states of some checks at one instant, and writes nothing:
+-- what they mean is worked out by limit/inspect.go.
+--
+-- KEYS  1..n  the states of the checks
+-- ARGV  1     now, ms since the epoch; "" in production: Redis TIME
+--       2     how many leases of a concurrency limit are told, at most
+--       then, for each key, its kind: b (token bucket), w (window), c (concurrency)
+--
+-- Returns {now (ms), then for each key
+--   b: {level (units), capacity, scale, refill, time (ms)}, or {} without state
+--   w: {start (ms), count}, or {} without state
+--   c: {live leases, then for each of those that expire first: token, expiry (ms)}}.
+
+local READS = 1 -- as in decide.lua
+
+local now = tonumber(ARGV[1])
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function check_format(format)
+  format = tonumber(format) or 0
+  if format < 1 or format > READS then error('weir: state of format ' .. format .. ', and only 1 to ' .. READS .. ' is known') end
+end
+
+-- The first fields of a state: a later version may have written more.
+local function unpack_state(packed, fields)
+  local state = {cmsgpack.unpack(packed)}
+  check_format(state[1])
+  for i = 2, 1 + fields do
+    if type(state[i]) ~= 'number' then error('weir: broken state') end
+  end
+  return {unpack(state, 2, 1 + fields)}
+end
+
+local reply = {now}
+for i, key in ipairs(KEYS) do
+  local kind, state = ARGV[i + 2], {}
+  if kind == 'c' then
+    local live = string.format('(%.0f', now)
+    state[1] = redis.call('ZCOUNT', key, live, '+inf')
+    for j, part in ipairs(redis.call('ZRANGE', key, live, '+inf', 'BYSCORE', 'LIMIT', 0, ARGV[2], 'WITHSCORES')) do
+      state[j + 1] = j % 2 == 0 and tonumber(part) or part
+    end
+  else
+    local packed = redis.call('GET', key)
+    if packed then state = unpack_state(packed, kind == 'b' and 5 or 2) end
+  end
+  reply[i + 1] = state
+end
+return reply
