@@ -91,6 +91,9 @@ func TestLeaseID(t *testing.T) {
 		"", "zzz", ".d", "AAAAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAAAA.", "AAAAAAAAAAAAAAAAAAAAA.d", "AAAAAAAAAAAAAAAAAAAAA!.d",
 		"AAAAAAAAAAAAAAAAAAAAAA.d}", "AAAAAAAAAAAAAAAAAAAAAA.a b", "AAAAAAAAAAAAAAAAAAAAAA.\x00",
 		"AAAAAAAAAAAAAAAAAAAAAB.d", // bits that no 128-bit number has
+		"AAAAAAAAAAAAAAAAAAAA\r\n.d",
+		// Not as NewLeaseID escapes: such a lease would be in another slot than its domain.
+		"AAAAAAAAAAAAAAAAAAAAAA.%41", "AAAAAAAAAAAAAAAAAAAAAA.%2", "AAAAAAAAAAAAAAAAAAAAAA.a%7b", "AAAAAAAAAAAAAAAAAAAAAA.%",
 		"AAAAAAAAAAAAAAAAAAAAAA." + strings.Repeat("d", 500),
 	} {
 		if id, err := limit.ParseLeaseID(bad); err == nil {

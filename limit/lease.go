@@ -40,13 +40,12 @@ func ParseLeaseID(s string) (LeaseID, error) {
 	if !ok || len(token) != tokenLen || domain == "" {
 		return "", errors.New("lease id must be 22 base64url characters, a dot and the domain")
 	}
-	if _, err := base64.RawURLEncoding.Strict().DecodeString(token); err != nil {
+	if bits, err := base64.RawURLEncoding.Strict().DecodeString(token); err != nil || len(bits) != 16 { // it skips ends of lines
 		return "", errors.New("lease id must start with 22 base64url characters")
 	}
-	for i := range len(domain) {
-		if c := domain[i]; c <= ' ' || c == 0x7f || c == ':' || c == ',' || c == '=' || c == '{' || c == '}' || c == '#' {
-			return "", errors.New("lease id has a character that no escaped domain has")
-		}
+	var again strings.Builder
+	if escape(&again, unescape(domain), len(domain)); again.String() != domain {
+		return "", errors.New("lease id has a domain that is not escaped as in any lease id")
 	}
 	return LeaseID(s), nil
 }

@@ -18,7 +18,7 @@ func (s *Server) Admin() http.Handler {
 }
 
 func (s *Server) rlconfig(w http.ResponseWriter, _ *http.Request) {
-	set := s.policies.Load()
+	set := s.policies()
 	if set == nil {
 		http.Error(w, errNoPolicy.Error(), http.StatusServiceUnavailable)
 		return

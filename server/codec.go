@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"google.golang.org/grpc"
@@ -42,7 +41,7 @@ func (r tolerant) RegisterService(desc *grpc.ServiceDesc, impl any) {
 					return status.Errorf(codes.Internal, "%T is no protobuf", into) // generated code has no such
 				}
 				if err := proto.Unmarshal(b.ReadOnlyData(), message); err != nil {
-					return status.Error(codes.InvalidArgument, "the message cannot be decoded: it is no valid protobuf, or a text in it is no valid UTF-8")
+					return toStatus(badRequestf("the message cannot be decoded: it is no valid protobuf, or a text in it is no valid UTF-8"))
 				}
 				return nil
 			}, interceptor)
@@ -59,9 +58,9 @@ const (
 )
 
 // countFields refuses a message with too many parts before they are decoded: two
-// bytes of an empty descriptor become a hundred in memory. In weir's and Envoy's
-// requests field 2 has the descriptors, and their parts are the entries. What is
-// no protobuf is left to the decoder.
+// bytes of an empty descriptor become a hundred in memory. Where a request has
+// descriptors they are field 2, and their parts are the entries. What is no
+// protobuf is left to the decoder.
 func countFields(message []byte) error {
 	fields, entries := 0, 0
 	for len(message) > 0 {
@@ -96,11 +95,11 @@ func countFields(message []byte) error {
 }
 
 func tooManyFields() error {
-	return badRequest(fmt.Sprintf("the message has more than %d fields; at most %d descriptors, or %d leases, may come in one", maxFields, envoy.MaxDescriptors, maxLeases))
+	return badRequestf("the message has more than %d fields; at most %d descriptors, or %d leases, may come in one", maxFields, envoy.MaxDescriptors, maxLeases)
 }
 
 func tooManyEntries() error {
-	return badRequest(fmt.Sprintf("the message has more than %d entries; at most %d may stand in a descriptor", maxEntries, envoy.MaxEntries))
+	return badRequestf("the message has more than %d entries; at most %d may stand in a descriptor", maxEntries, envoy.MaxEntries)
 }
 
 // received is a message as it came.

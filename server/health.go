@@ -19,7 +19,7 @@ var services = []string{"", "ratelimit", rls.RateLimitService_ServiceDesc.Servic
 // about to stop. A store that goes away later makes it degraded, not unready:
 // the main path goes on.
 func (s *Server) ready() bool {
-	return s.policies.Load() != nil && s.storeFound.Load() && !s.draining.Load()
+	return s.policies() != nil && s.storeFound.Load() && !s.draining.Load()
 }
 
 func (s *Server) reportHealth() {
@@ -64,9 +64,9 @@ type PolicyHealth struct {
 
 func (s *Server) policyHealth() PolicyHealth {
 	l := s.loaded.Load()
-	h := PolicyHealth{Wrong: l.wrong, Errors: l.problems[:min(len(l.problems), maxProblems)]}
-	if set := s.policies.Load(); set != nil {
-		h.Version, h.LoadedAt = set.Version(), l.at.UTC().Truncate(time.Second)
+	h := PolicyHealth{Wrong: l.wrong, Errors: l.problems[:min(len(l.problems), toldProblems)]}
+	if l.set != nil {
+		h.Version, h.LoadedAt = l.set.Version(), l.at.UTC().Truncate(time.Second)
 		h.AgeSeconds = int64(time.Since(l.at).Seconds())
 	}
 	return h
@@ -74,7 +74,7 @@ func (s *Server) policyHealth() PolicyHealth {
 
 func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
 	h := Health{Status: "ok", Policy: s.policyHealth(), Store: "up"}
-	if set := s.policies.Load(); set != nil {
+	if set := s.policies(); set != nil {
 		h.Policies, h.Domains = true, set.Domains()
 	}
 	switch {

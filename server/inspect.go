@@ -15,16 +15,16 @@ import (
 // Inspect tells how the limits stand that a descriptor meets. It takes nothing, and
 // never fails open.
 func (s leases) Inspect(ctx context.Context, m *weirv1.InspectRequest) (*weirv1.InspectResponse, error) {
-	set := s.policies.Load()
+	set := s.policies()
 	if set == nil {
 		return nil, toStatus(errNoPolicy)
 	}
 	if err := envoy.CheckDomain(m.GetDomain()); err != nil {
-		return nil, toStatus(badRequest(err.Error()))
+		return nil, toStatus(badRequest{err})
 	}
 	subject, err := entries(m.GetEntries())
 	if err != nil {
-		return nil, toStatus(badRequest(err.Error()))
+		return nil, toStatus(badRequest{err})
 	}
 	match := set.Match(policy.Request{Domain: m.GetDomain(), Descriptors: []policy.Descriptor{{Entries: subject}}})
 	states, err := s.inspect(ctx, match.Checks)
@@ -58,19 +58,13 @@ func (s *Server) limitState(domain string, c limit.Check, state limit.State) *we
 		Name: c.Name, Class: class(c.Class), Shadow: c.Shadow,
 		Remaining: uint64(state.Remaining), Level: state.Level, Count: uint64(state.Count),
 	}
+	out.Kind, out.Capacity = kindOf(c.Limit)
 	wait := state.RetryAfter
-	switch l := c.Limit.(type) {
-	case limit.TokenBucket:
-		out.Kind, out.Capacity = weirv1.LimitKind_LIMIT_KIND_TOKEN_BUCKET, uint64(l.Capacity)
+	switch {
+	case out.Kind != weirv1.LimitKind_LIMIT_KIND_CONCURRENCY:
 		out.ResetAfter = durationpb.New(state.ResetAfter)
-	case limit.Window:
-		out.Kind, out.Capacity = weirv1.LimitKind_LIMIT_KIND_WINDOW, uint64(l.Max)
-		out.ResetAfter = durationpb.New(state.ResetAfter)
-	case limit.Concurrency:
-		out.Kind, out.Capacity = weirv1.LimitKind_LIMIT_KIND_CONCURRENCY, uint64(l.Max)
-		if state.Remaining == 0 {
-			wait, out.Estimated = s.holds.estimate(domain, c), true
-		}
+	case state.Remaining == 0:
+		wait, out.Estimated = s.holds.estimate(domain, c), true
 	}
 	if wait > 0 {
 		out.RetryAfter = durationpb.New(wait)

@@ -45,7 +45,7 @@ func (s *Server) answerJSON(w http.ResponseWriter, r *http.Request) (*rls.RateLi
 	case errors.As(err, new(*http.MaxBytesError)):
 		return nil, status.Errorf(codes.ResourceExhausted, "the body has more than %d bytes", maxMessage)
 	case err != nil:
-		return nil, toStatus(badRequest("the body cannot be read"))
+		return nil, toStatus(badRequestf("the body cannot be read"))
 	}
 	if err := countObjects(body); err != nil {
 		return nil, toStatus(err)
@@ -54,7 +54,7 @@ func (s *Server) answerJSON(w http.ResponseWriter, r *http.Request) (*rls.RateLi
 	if err := protojson.Unmarshal(body, m); err != nil {
 		// It may quote the body, which goes back to its sender alone.
 		text := strings.ToValidUTF8(fmt.Sprintf("%.200s", err.Error()), "�")
-		return nil, toStatus(badRequest("the body is no RateLimitRequest in JSON: " + text))
+		return nil, toStatus(badRequestf("the body is no RateLimitRequest in JSON: %s", text))
 	}
 	return rateLimit{Server: s}.ShouldRateLimit(r.Context(), m)
 }

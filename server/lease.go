@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"weir/envoy"
@@ -18,9 +16,8 @@ import (
 )
 
 const (
-	maxLeases  = 1000 // of one Release or Renew
-	atOnce     = 32   // of them at the store
-	renewalsIn = 3    // a holder should renew after a third of its lease's life
+	maxLeases = 1000 // of one Release or Renew
+	atOnce    = 32   // of them at the store
 )
 
 // leases is weir's LeaseService.
@@ -32,28 +29,26 @@ type leases struct {
 // Acquire decides whether work may start, as ShouldRateLimit does, and tells it
 // in full.
 func (s leases) Acquire(ctx context.Context, m *weirv1.AcquireRequest) (*weirv1.AcquireResponse, error) {
-	set := s.policies.Load()
+	set := s.policies()
 	if set == nil {
 		return nil, toStatus(errNoPolicy)
 	}
-	if m.GetOperationId() != "" {
-		return nil, status.Error(codes.Unimplemented, "operation_id is not supported by this version; leave it out")
-	}
 	r, err := request(m)
 	if err != nil {
-		return nil, toStatus(badRequest(err.Error()))
+		return nil, toStatus(badRequest{err})
 	}
-	match := set.Match(r)
-	if err := checkCount(len(match.Checks)); err != nil {
+	d, err := s.decide(ctx, set, r)
+	if err != nil {
 		return nil, toStatus(err)
 	}
-	s.countMisuse(set, r, match)
-	d, v := s.decide(ctx, set, r.Domain, match.Checks)
-	return acquired(match, d, v), nil
+	return acquired(d), nil
 }
 
 // request reads what an Acquire asks for. Its errors are for the caller.
 func request(m *weirv1.AcquireRequest) (policy.Request, error) {
+	if m.GetOperationId() != "" {
+		return policy.Request{}, fmt.Errorf("operation_id is %w; leave it out", envoy.ErrNotSupported)
+	}
 	if err := envoy.CheckDomain(m.GetDomain()); err != nil {
 		return policy.Request{}, err
 	}
@@ -96,10 +91,11 @@ func entries(list []*weirv1.Entry) ([]limit.Entry, error) {
 }
 
 // acquired tells a decision in LeaseService's words.
-func acquired(m policy.Match, d limit.Decision, v limit.Verdict) *weirv1.AcquireResponse {
-	r := &weirv1.AcquireResponse{Admitted: d.Admitted, Verdict: verdict(v)}
+func acquired(a decided) *weirv1.AcquireResponse {
+	m, d := a.match, a.decision
+	r := &weirv1.AcquireResponse{Admitted: d.Admitted, Verdict: verdict(a.verdict)}
 	if d.Lease != "" {
-		r.Lease = &weirv1.Lease{Id: string(d.Lease), Ttl: durationpb.New(d.TTL), RenewAfter: durationpb.New(d.TTL / renewalsIn)}
+		r.Lease = &weirv1.Lease{Id: string(d.Lease), Ttl: durationpb.New(d.TTL), RenewAfter: durationpb.New(renewAfter(d.TTL))}
 	}
 	if d.Bypass == limit.BypassOpen {
 		r.Bypass, r.BypassReason = weirv1.Bypass_BYPASS_OPEN, d.BypassReason
@@ -118,17 +114,24 @@ func acquired(m policy.Match, d limit.Decision, v limit.Verdict) *weirv1.Acquire
 
 func limitStatus(c limit.Check, r limit.Result) *weirv1.LimitStatus {
 	s := &weirv1.LimitStatus{Name: c.Name, Remaining: uint64(r.Remaining), Passed: r.Passed, Shadow: c.Shadow}
-	switch l := c.Limit.(type) {
-	case limit.TokenBucket:
-		s.Kind, s.Capacity = weirv1.LimitKind_LIMIT_KIND_TOKEN_BUCKET, uint64(l.Capacity)
+	s.Kind, s.Capacity = kindOf(c.Limit)
+	if s.Kind != weirv1.LimitKind_LIMIT_KIND_CONCURRENCY {
 		s.ResetAfter = durationpb.New(r.ResetAfter)
-	case limit.Window:
-		s.Kind, s.Capacity = weirv1.LimitKind_LIMIT_KIND_WINDOW, uint64(l.Max)
-		s.ResetAfter = durationpb.New(r.ResetAfter)
-	case limit.Concurrency:
-		s.Kind, s.Capacity = weirv1.LimitKind_LIMIT_KIND_CONCURRENCY, uint64(l.Max)
 	}
 	return s
+}
+
+// kindOf is what a limit counts, and how much it allows.
+func kindOf(l limit.Limit) (kind weirv1.LimitKind, capacity uint64) {
+	switch l := l.(type) {
+	case limit.TokenBucket:
+		return weirv1.LimitKind_LIMIT_KIND_TOKEN_BUCKET, uint64(l.Capacity)
+	case limit.Window:
+		return weirv1.LimitKind_LIMIT_KIND_WINDOW, uint64(l.Max)
+	case limit.Concurrency:
+		return weirv1.LimitKind_LIMIT_KIND_CONCURRENCY, uint64(l.Max)
+	}
+	return weirv1.LimitKind_LIMIT_KIND_UNSPECIFIED, 0
 }
 
 func verdict(v limit.Verdict) *weirv1.Verdict {
@@ -218,6 +221,12 @@ func (s leases) releaseOne(ctx context.Context, text string) weirv1.ReleaseStatu
 	return weirv1.ReleaseStatus_RELEASE_STATUS_NOT_HELD
 }
 
+// renewAfter is when a holder should renew: after a third of its lease's life, so
+// that it can try again.
+func renewAfter(ttl time.Duration) time.Duration {
+	return max(time.Millisecond, (ttl / 3).Truncate(time.Millisecond))
+}
+
 // Renew extends leases that are held.
 func (s leases) Renew(ctx context.Context, m *weirv1.RenewRequest) (*weirv1.RenewResponse, error) {
 	if err := leaseCount(len(m.GetLeaseIds())); err != nil {
@@ -245,7 +254,7 @@ func (s leases) renewOne(ctx context.Context, text string) *weirv1.RenewResult {
 		return &weirv1.RenewResult{Status: weirv1.RenewStatus_RENEW_STATUS_LOST}
 	}
 	return &weirv1.RenewResult{
-		Status: weirv1.RenewStatus_RENEW_STATUS_RENEWED, Ttl: durationpb.New(n.TTL), RenewAfter: durationpb.New(n.TTL / renewalsIn),
+		Status: weirv1.RenewStatus_RENEW_STATUS_RENEWED, Ttl: durationpb.New(n.TTL), RenewAfter: durationpb.New(renewAfter(n.TTL)),
 	}
 }
 
@@ -253,9 +262,9 @@ func (s leases) renewOne(ctx context.Context, text string) *weirv1.RenewResult {
 func leaseCount(n int) error {
 	switch {
 	case n == 0:
-		return badRequest("no lease ids; send at least one")
+		return badRequestf("no lease ids; send at least one")
 	case n > maxLeases:
-		return badRequest(fmt.Sprintf("%d lease ids, at most %d may come in one call; send several calls", n, maxLeases))
+		return badRequestf("%d lease ids, at most %d may come in one call; send several calls", n, maxLeases)
 	}
 	return nil
 }

@@ -73,15 +73,15 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 // be none to Prometheus.
 func (m *metrics) expect(set *policy.Set) {
 	for domain, limit := range set.Names() {
-		for _, reason := range []string{"store_timeout", "store_unavailable", "store_error"} {
+		for _, reason := range reasons {
 			m.bypassed.WithLabelValues(domain, limit, "open", reason)
 		}
 		m.granted.WithLabelValues(domain)
 		m.expired.WithLabelValues(domain)
 		m.givenBack.WithLabelValues(domain)
 	}
-	for _, op := range []string{"decide", "release", "renew", "inspect", "ping"} {
-		for _, reason := range []string{"store_timeout", "store_unavailable", "store_error"} {
+	for _, op := range []string{"decide", "release", "renew", "inspect", "held", "ping"} {
+		for _, reason := range reasons {
 			m.storeErrors.WithLabelValues(op, reason)
 		}
 	}
@@ -94,7 +94,7 @@ func number(b bool) float64 {
 	return 0
 }
 
-// decided counts a decision.
+// decided counts a decision. Its domain is a label.
 func (m *metrics) decided(domain string, checks []limit.Check, d limit.Decision, v limit.Verdict) {
 	verdict := "admitted"
 	if !d.Admitted {
@@ -139,16 +139,16 @@ func kind(l limit.Limit) string {
 	return ""
 }
 
-// countMisuse counts descriptors that hand back slots anonymously: it could be
-// anybody's slot, so none is freed.
-func (s *Server) countMisuse(set *policy.Set, r policy.Request, m policy.Match) {
+// misused counts descriptors that hand back slots anonymously: it could be
+// anybody's slot, so none is freed. Its domain is a label.
+func (m *metrics) misused(domain string, r policy.Request, match policy.Match) {
 	for i, d := range r.Descriptors {
 		if !d.Negative {
 			continue
 		}
-		for _, j := range m.Descriptors[i].Checks {
-			if _, ok := m.Checks[j].Limit.(limit.Concurrency); ok {
-				s.metrics.misuse.WithLabelValues(label(set, r.Domain), "negative_hits_on_concurrency").Inc()
+		for _, j := range match.Descriptors[i].Checks {
+			if _, ok := match.Checks[j].Limit.(limit.Concurrency); ok {
+				m.misuse.WithLabelValues(domain, "negative_hits_on_concurrency").Inc()
 				break
 			}
 		}
@@ -166,7 +166,7 @@ func (h held) Describe(c chan<- *prometheus.Desc) { c <- heldDesc }
 
 // Collect implements [prometheus.Collector].
 func (h held) Collect(c chan<- prometheus.Metric) {
-	set := h.policies.Load()
+	set := h.policies()
 	if set == nil {
 		return
 	}

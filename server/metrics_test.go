@@ -91,7 +91,7 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 		"kind":    {"concurrency", "rate_limit", "token_bucket"},
 		"limit":   {"bucket", "lane", "override", "trial"},
 		"mode":    {"open"},
-		"op":      {"decide", "inspect", "ping", "release", "renew"},
+		"op":      {"decide", "held", "inspect", "ping", "release", "renew"},
 		"reason":  {"negative_hits_on_concurrency", "store_error", "store_timeout", "store_unavailable"},
 		"result":  {"NOT_HELD", "RELEASED", "failed", "ok", "over", "passed", "refused", "shadow_refused"},
 		"verdict": {"admitted", "refused"},

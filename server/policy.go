@@ -10,9 +10,10 @@ import (
 
 // loaded is what is known of the policies in force.
 type loaded struct {
-	at       time.Time // when they came into force; zero if none are
-	wrong    int       // files that are not in force as they are
-	problems []string  // what is wrong with them, a line each
+	set      *policy.Set // nil before the first
+	at       time.Time   // when they came into force; zero if none are
+	wrong    int         // files that are not in force as they are
+	problems []string    // what is wrong with them, a line each
 }
 
 // seconds is when they came into force, since the epoch; 0 if none are.
@@ -23,17 +24,18 @@ func (l *loaded) seconds() float64 {
 	return float64(l.at.UnixMilli()) / 1000
 }
 
-// maxProblems is how many lines of what is wrong with policy files are logged, and
+// toldProblems is how many lines of what is wrong with policy files are logged, and
 // told by /healthz. Prefer weir check for the rest.
-const maxProblems = 20
+const toldProblems = 20
 
 // SetPolicy takes in a reading of the policy files that changed something: requests
 // that come from now on use r.Set, and those under way keep the one that they
 // started with. It logs and counts what is wrong. Readings come one after the
 // other.
 func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
-	old, before := s.policies.Load(), s.loaded.Load()
-	now := &loaded{at: before.at, wrong: r.Wrong}
+	before := s.loaded.Load()
+	old := before.set
+	now := &loaded{set: r.Set, at: before.at, wrong: r.Wrong}
 	result := "ok"
 	if r.Err != nil {
 		result = "failed"
@@ -50,13 +52,12 @@ func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
 		s.metrics.policyInfo.WithLabelValues(r.Set.Version()).Set(1)
 	}
 	s.loaded.Store(now)
-	s.policies.Store(r.Set)
 	s.reportHealth()
 
-	for _, line := range now.problems[:min(len(now.problems), maxProblems)] {
+	for _, line := range now.problems[:min(len(now.problems), toldProblems)] {
 		s.log.ErrorContext(ctx, "policy file is wrong", "err", line)
 	}
-	if more := len(now.problems) - maxProblems; more > 0 {
+	if more := len(now.problems) - toldProblems; more > 0 {
 		s.log.ErrorContext(ctx, "policy files are wrong in more places: see weir check", "more", more)
 	}
 	if anew {

@@ -20,16 +20,13 @@ type rateLimit struct {
 // ShouldRateLimit decides whether work may start, and ends leases whose
 // descriptors say so.
 func (s rateLimit) ShouldRateLimit(ctx context.Context, m *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
-	set := s.policies.Load()
+	set := s.policies()
 	if set == nil {
 		return nil, toStatus(errNoPolicy)
 	}
 	ask, err := envoy.Decode(m)
-	if errors.Is(err, envoy.ErrNotSupported) {
-		return nil, toStatus(err)
-	}
 	if err != nil {
-		return nil, toStatus(badRequest(err.Error()))
+		return nil, toStatus(badRequest{err})
 	}
 	if err := s.releaseAll(ctx, m.GetDomain(), ask.Releases); err != nil {
 		return nil, toStatus(err)
@@ -37,13 +34,11 @@ func (s rateLimit) ShouldRateLimit(ctx context.Context, m *rls.RateLimitRequest)
 	if len(ask.Request.Descriptors) == 0 { // nothing is asked
 		return envoy.Encode(ask, policy.Match{}, limit.Decision{Admitted: true}, limit.Verdict{Admitted: true}, s.encode), nil
 	}
-	match := set.Match(ask.Request)
-	if err := checkCount(len(match.Checks)); err != nil {
+	d, err := s.decide(ctx, set, ask.Request)
+	if err != nil {
 		return nil, toStatus(err)
 	}
-	s.countMisuse(set, ask.Request, match)
-	d, v := s.decide(ctx, set, ask.Request.Domain, match.Checks)
-	return envoy.Encode(ask, match, d, v, s.encode), nil
+	return envoy.Encode(ask, d.match, d.decision, d.verdict, s.encode), nil
 }
 
 // releaseAll ends the leases of a message. A release never fails open: an error is
@@ -57,7 +52,7 @@ func (s rateLimit) releaseAll(ctx context.Context, domain string, ids []limit.Le
 	errs := make([]error, len(ids))
 	each(ids, func(i int, id limit.LeaseID) {
 		if id.Domain() != domain { // another domain's lease is not held in this one
-			s.metrics.released.WithLabelValues(label(s.policies.Load(), domain), limit.NotHeld.String()).Inc()
+			s.metrics.released.WithLabelValues(label(s.policies(), domain), limit.NotHeld.String()).Inc()
 			return
 		}
 		_, errs[i] = s.release(ctx, id)

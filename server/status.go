@@ -2,6 +2,7 @@ package server
 
 import (
 	"errors"
+	"fmt"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -10,9 +11,12 @@ import (
 	"weir/store"
 )
 
-// toStatus is where an error becomes a gRPC status. What a store
-// says is not told: callers can do nothing with it.
+// toStatus is where an error becomes a gRPC status; one that is a status already
+// stays as it is. What a store says is not told: callers can do nothing with it.
 func toStatus(err error) error {
+	if _, ok := status.FromError(err); ok {
+		return err
+	}
 	switch {
 	case errors.Is(err, errNoPolicy):
 		return status.Error(codes.Unavailable, err.Error())
@@ -27,6 +31,9 @@ func toStatus(err error) error {
 }
 
 // badRequest is an error of the caller's, in words for the caller.
-type badRequest string
+type badRequest struct{ error }
 
-func (e badRequest) Error() string { return string(e) }
+// Unwrap lets errors.Is see what is wrong.
+func (e badRequest) Unwrap() error { return e.error }
+
+func badRequestf(format string, args ...any) error { return badRequest{fmt.Errorf(format, args...)} }

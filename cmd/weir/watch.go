@@ -26,44 +26,59 @@ const (
 // watch calls read at once, whenever what the paths mean may have changed, and on
 // SIGHUP, until ctx ends.
 func watch(ctx context.Context, paths []string, log *slog.Logger, read func()) {
-	hangUp := make(chan os.Signal, 1)
-	signal.Notify(hangUp, syscall.SIGHUP)
-	defer signal.Stop(hangUp)
-	poll := time.NewTicker(readEvery)
-	defer poll.Stop()
-
-	var events chan fsnotify.Event // nil without a watcher: they never come
-	var errs chan error
-	w, err := fsnotify.NewWatcher()
+	w := watcher{log: log, hangUp: make(chan os.Signal, 1), poll: time.NewTicker(readEvery)}
+	signal.Notify(w.hangUp, syscall.SIGHUP)
+	defer signal.Stop(w.hangUp)
+	defer w.poll.Stop()
+	files, err := fsnotify.NewWatcher()
 	if err != nil {
 		log.WarnContext(ctx, "policy files cannot be watched: they are read all the same, at intervals", "every", readEvery, "err", err)
 	} else {
-		events, errs = w.Events, w.Errors
-		defer func() { _ = w.Close() }()
+		w.events, w.errs = files.Events, files.Errors
+		defer func() { _ = files.Close() }()
 	}
-	for first := true; ; first = false {
-		watched := places(paths)
-		if w != nil {
-			follow(w, watched)
-		}
-		if first { // what changed before it was watched
-			read()
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-poll.C:
-		case <-hangUp:
-			log.InfoContext(ctx, "SIGHUP: reading the policy files")
-		case err := <-errs: // events may have been lost
-			log.DebugContext(ctx, "policy files are read, since a watch failed", "err", err)
-		case e := <-events:
-			if !watched.mean(e.Name) {
-				continue
-			}
-			settle(ctx, events)
+	for {
+		places := find(paths)
+		if files != nil {
+			follow(files, places)
 		}
 		read()
+		if !w.wait(ctx, places) {
+			return
+		}
+	}
+}
+
+// watcher is what tells of changes.
+type watcher struct {
+	log    *slog.Logger
+	hangUp chan os.Signal
+	poll   *time.Ticker
+	// Of the file system; nil, from which nothing comes, if it cannot be watched.
+	events chan fsnotify.Event
+	errs   chan error
+}
+
+// wait returns when the policies may have changed, or false when ctx has ended.
+func (w watcher) wait(ctx context.Context, places places) bool {
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-w.poll.C:
+			return true
+		case <-w.hangUp:
+			w.log.InfoContext(ctx, "SIGHUP: reading the policy files")
+			return true
+		case err := <-w.errs: // events may have been lost
+			w.log.DebugContext(ctx, "policy files are read, since a watch failed", "err", err)
+			return true
+		case e := <-w.events:
+			if places.mean(e.Name) {
+				settle(ctx, w.events)
+				return true
+			}
+		}
 	}
 }
 
@@ -86,39 +101,40 @@ func settle(ctx context.Context, events <-chan fsnotify.Event) {
 	}
 }
 
-// watched are the places in which a change of policy files shows.
-type watched struct {
+// places are where a change of policy files shows.
+type places struct {
 	names   map[string]bool // of files and folders that were named, links followed too
 	folders map[string]bool // whose content is policy files
 }
 
-func places(paths []string) watched {
-	w := watched{make(map[string]bool), make(map[string]bool)}
+func find(paths []string) places {
+	p := places{make(map[string]bool), make(map[string]bool)}
 	for _, path := range paths {
 		names := []string{filepath.Clean(path)}
 		if real, err := filepath.EvalSymlinks(path); err == nil {
 			names = append(names, real)
 		}
 		for _, name := range names {
-			w.names[name] = true
+			p.names[name] = true
 			if info, err := os.Stat(name); err == nil && info.IsDir() {
-				w.folders[name] = true
+				p.folders[name] = true
 			}
 		}
 	}
-	return w
+	return p
 }
 
 // mean reports whether a change of name may be one of the policies. Names that
 // begin with two dots are how Kubernetes puts a new version into a folder.
-func (w watched) mean(name string) bool {
+func (p places) mean(name string) bool {
 	name = filepath.Clean(name)
-	return w.names[name] || w.folders[filepath.Dir(name)] || strings.HasPrefix(filepath.Base(name), "..")
+	ext := filepath.Ext(name)
+	return p.names[name] || p.folders[filepath.Dir(name)] && (ext == ".yaml" || ext == ".yml") || strings.HasPrefix(filepath.Base(name), "..")
 }
 
 // follow has w watch the folders, and those in which the names are, and nothing
 // else. What cannot be watched is read at intervals.
-func follow(w *fsnotify.Watcher, places watched) {
+func follow(w *fsnotify.Watcher, places places) {
 	dirs := make(map[string]bool)
 	for name := range places.names {
 		dirs[filepath.Dir(name)] = true

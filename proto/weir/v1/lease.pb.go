@@ -817,7 +817,8 @@ func (x *Violation) GetRetryable() bool {
 // DescriptorStatus is what one descriptor met.
 type DescriptorStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One for each limit that it met, in the policy's order; empty if none did.
+	// One for each limit that it met, in the policy's order; empty if none did,
+	// and in a bypass, where nobody knows how they stand.
 	Limits []*LimitStatus `protobuf:"bytes,1,rep,name=limits,proto3" json:"limits,omitempty"`
 	// An unlimited policy matched.
 	Unlimited     bool `protobuf:"varint,2,opt,name=unlimited,proto3" json:"unlimited,omitempty"`
@@ -879,10 +880,9 @@ type LimitStatus struct {
 	// What it allows: a bucket's tokens, a window's hits, or slots.
 	Capacity uint64 `protobuf:"varint,3,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	// What is left after the decision, also if it was refused: tokens, hits or
-	// slots. 0 in a bypass, where nobody knows.
+	// slots.
 	Remaining uint64 `protobuf:"varint,4,opt,name=remaining,proto3" json:"remaining,omitempty"`
-	// When the bucket is full or the window ends; absent for concurrency and in a
-	// bypass.
+	// When the bucket is full or the window ends; absent for concurrency.
 	ResetAfter *durationpb.Duration `protobuf:"bytes,5,opt,name=reset_after,json=resetAfter,proto3" json:"reset_after,omitempty"`
 	// Whether this check by itself would admit.
 	Passed bool `protobuf:"varint,6,opt,name=passed,proto3" json:"passed,omitempty"`

@@ -1,0 +1,73 @@
+package server
+
+import (
+	"context"
+	"crypto/rand"
+	"time"
+
+	"weir/limit"
+	"weir/policy"
+)
+
+// maxChecks is how many limits one request may meet: a script that decides as many
+// takes Redis most of the usual store timeout.
+const maxChecks = 1024
+
+// decided is a request with its decision.
+type decided struct {
+	match    policy.Match
+	decision limit.Decision
+	verdict  limit.Verdict
+}
+
+// decide finds the limits that r meets, asks the store for all of them at once,
+// judges and counts. Without an answer the request is admitted, counted and
+// flagged: an error means that it asks for too much.
+func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request) (decided, error) {
+	m := set.Match(r)
+	if n := len(m.Checks); n > maxChecks {
+		return decided{}, badRequestf("the descriptors meet %d limits, at most %d may be decided at once; send fewer descriptors", n, maxChecks)
+	}
+	d := s.ask(ctx, r.Domain, m.Checks)
+	v := limit.Judge(m.Checks, d, func(c limit.Check) time.Duration { return s.holds.estimate(r.Domain, c) })
+	s.metrics.misused(label(set, r.Domain), r, m)
+	s.metrics.decided(label(set, r.Domain), m.Checks, d, v)
+	if d.Lease != "" && ctx.Err() != nil {
+		s.metrics.givenBack.WithLabelValues(label(set, r.Domain)).Inc()
+		s.giveBack(ctx, d.Lease)
+	}
+	return decided{m, d, v}, nil
+}
+
+// ask calls the store. The call does not end with the caller: its answer says
+// whether there is a lease to give back.
+func (s *Server) ask(ctx context.Context, domain string, checks []limit.Check) limit.Decision {
+	if len(checks) == 0 {
+		return limit.Decision{Admitted: true}
+	}
+	r := limit.Request{Domain: domain, Checks: checks}
+	if limit.NeedsLease(checks) {
+		var random [16]byte
+		_, _ = rand.Read(random[:]) // it never fails
+		r.Lease = limit.NewLeaseID(domain, random)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.storeTimeout)
+	defer cancel()
+	start := time.Now()
+	d, err := s.store.Decide(ctx, r)
+	s.observe(ctx, "decide", start, err)
+	if err != nil {
+		return limit.FailOpen(r, reason(err))
+	}
+	return d
+}
+
+// giveBack releases what was granted to a caller that has gone, since nobody else
+// will. If that fails, the lease expires.
+func (s *Server) giveBack(ctx context.Context, id limit.LeaseID) {
+	s.detached.Go(func() {
+		ctx, cancel := detach(ctx)
+		defer cancel()
+		_, _ = s.release(ctx, id)
+	})
+}
