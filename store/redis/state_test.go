@@ -370,7 +370,10 @@ func TestErrorsTellTheStoreFromTheCall(t *testing.T) {
 			t.Errorf("Decide without a server: %v, want ErrUnavailable", err)
 		}
 		server.Start(t)
-		decide(t, s, request(good)) // without anybody's help
+		eventually(t, "Redis is found again", func() bool {
+			_, err := s.Decide(ctx, request(good))
+			return err == nil
+		})
 	})
 }
 
