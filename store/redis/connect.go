@@ -25,6 +25,7 @@ type connector struct {
 	address  address
 	tls      *tls.Config
 	timeout  time.Duration // of an answer
+	patience time.Duration // with a server that does not serve
 	password func() (string, error)
 	sentinel func() (string, error) // the sentinels' password
 }
@@ -34,7 +35,7 @@ func newConnector(o Options) (*connector, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &connector{address: a, timeout: max(o.ReplyTimeout, minReplyTimeout)}
+	c := &connector{address: a, timeout: max(o.ReplyTimeout, minReplyTimeout), patience: usualPatience}
 	switch {
 	case o.PasswordFile != "" && a.password != "":
 		return nil, errors.New("a password is in the URL and in a file: leave it out of the URL")

@@ -14,9 +14,9 @@ import (
 // How calls are tried again, and a server that is away is dialed again. The rule
 // is in docs/decisions/0006-retries.md.
 const (
-	// patience is how long calls are tried again after a server began not to serve.
-	// After that they fail at once, until it serves.
-	patience = 10 * time.Millisecond
+	// usualPatience is how long calls are tried again after a server began not to
+	// serve. After that they fail at once, until it serves.
+	usualPatience = 10 * time.Millisecond
 	// A call is tried again after firstPause, then twice that, up to maxPause.
 	firstPause = time.Millisecond
 	maxPause   = 8 * time.Millisecond
@@ -27,9 +27,10 @@ const (
 // pauseBefore returns the pause before a call is tried for the nth time again.
 func pauseBefore(n int) time.Duration { return min(firstPause<<min(n, 10), maxPause) }
 
-// health is what the calls of a server found of it last. Its zero value is well.
+// health is what the calls of a server found of it last. At first it is well.
 type health struct {
-	ill atomic.Bool // the rest counts
+	patience time.Duration
+	ill      atomic.Bool // the rest counts
 
 	mu    sync.Mutex
 	since time.Time // when the first call was not served
@@ -114,7 +115,7 @@ func (h *health) lasting() bool {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return !h.since.IsZero() && time.Since(h.since) > patience
+	return !h.since.IsZero() && time.Since(h.since) > h.patience
 }
 
 // unsentError is why a call could not be sent: it has not run.

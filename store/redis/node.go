@@ -51,7 +51,7 @@ func newNode(c *connector, host string, log *slog.Logger, now func() string, els
 		connected: make(chan struct{}, 1),
 	}
 	n.client = c.client(host, n.connected)
-	n.pipes = newPipes(n.client, c.timeout)
+	n.pipes = newPipes(n.client, c.timeout, c.patience)
 	n.closing = sync.OnceValue(n.closeNow)
 	n.tended.Go(func() { n.tend(ctx) })
 	return n

@@ -104,8 +104,9 @@ func (c *call) key(key string, seen map[string]int) int {
 	return len(c.keys)
 }
 
-func newPipes(client *goredis.Client, timeout time.Duration) *pipes {
+func newPipes(client *goredis.Client, timeout, patience time.Duration) *pipes {
 	p := &pipes{client: client, timeout: timeout, calls: make(chan *call), done: make(chan struct{})}
+	p.health.patience = patience
 	for range connections {
 		p.work.Go(p.worker)
 	}

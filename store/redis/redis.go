@@ -80,6 +80,10 @@ func Open(o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
+	return open(c, o), nil
+}
+
+func open(c *connector, o Options) *Store {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -90,7 +94,7 @@ func Open(o Options) (*Store, error) {
 		s.pings.Wait()
 		return err
 	})
-	return s, nil
+	return s
 }
 
 // Decide implements [store.Store].

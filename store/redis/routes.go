@@ -63,6 +63,7 @@ func newRoutes(c *connector, log *slog.Logger, now func() string) *routes {
 		suspect: make(chan struct{}, 1), nodes: make(map[string]*node),
 		asked: make(map[string]*goredis.Client), sentry: make(map[string]*goredis.SentinelClient),
 	}
+	r.health.patience = c.patience
 	switch c.address.topology {
 	case oneServer:
 		r.slots = make([]atomic.Pointer[node], 1)

@@ -56,6 +56,9 @@ type Redis struct {
 	flags  []string
 	dir    string
 	tcp    string // host:port, if it listens there
+	tls    bool   // on tcp it speaks TLS
+
+	password string // that Do must give
 	log    bytes.Buffer
 }
 
@@ -80,17 +83,7 @@ func StartRedis(t testing.TB, bin string, flags ...string) *Redis {
 // StartRedisTCP starts a server that also listens on a port of loopback.
 func StartRedisTCP(t testing.TB, bin string) *Redis {
 	t.Helper()
-	r := StartRedis(t, bin)
-	for range 10 {
-		r.Kill()
-		r.tcp = "127.0.0.1:" + FreePort(t)
-		if r.start() == nil {
-			r.URL = "redis://" + r.tcp
-			return r
-		}
-	}
-	t.Fatalf("no port for %s:\n%s", bin, r.log.String())
-	return nil
+	return startOnPort(t, bin, nil)
 }
 
 // FreePort returns a port of loopback on which nothing listens now.
@@ -120,10 +113,18 @@ func (r *Redis) start() error {
 	if r.tcp != "" {
 		_, port, _ = strings.Cut(r.tcp, ":")
 	}
-	args := append([]string{
-		"--port", port, "--bind", "127.0.0.1", "--unixsocket", socket,
-		"--save", "", "--appendonly", "no", "--dir", r.dir, "--daemonize", "no",
-	}, r.flags...)
+	var args []string
+	flags := r.flags
+	if len(flags) > 0 && flags[0] == "sentinel" { // its file is the first argument
+		args, flags = []string{flags[1], "--sentinel"}, flags[2:]
+	} else {
+		args = []string{"--save", "", "--appendonly", "no"}
+	}
+	if r.tls {
+		args, port = append(args, "--tls-port", port), "0"
+	}
+	args = append(args, "--port", port, "--bind", "127.0.0.1", "--unixsocket", socket, "--dir", r.dir, "--daemonize", "no")
+	args = append(args, flags...)
 	cmd := exec.Command(r.bin, args...)
 	cmd.Stdout, cmd.Stderr = &r.log, &r.log
 	if err := cmd.Start(); err != nil {
@@ -140,7 +141,7 @@ func (r *Redis) start() error {
 	defer tick.Stop()
 	deadline := time.After(Deadline)
 	for {
-		if r.answers(socket) && (r.tcp == "" || r.answersTCP()) {
+		if r.answers(socket) && (r.tcp == "" || r.tls || r.answersTCP()) {
 			return nil
 		}
 		select {
@@ -169,7 +170,7 @@ func ping(network, address string) bool {
 	}
 	answer := make([]byte, 7)
 	n, err := c.Read(answer)
-	return err == nil && strings.HasPrefix(string(answer[:n]), "+PONG")
+	return err == nil && (strings.HasPrefix(string(answer[:n]), "+PONG") || strings.HasPrefix(string(answer[:n]), "-NOAUTH"))
 }
 
 // Kill ends the server at once, as a crash would, and waits for its end.
