@@ -28,6 +28,7 @@ type connector struct {
 	patience time.Duration // with a server that does not serve
 	password func() (string, error)
 	sentinel func() (string, error) // the sentinels' password
+	dialed   func()                 // is told of each dial, by tests
 }
 
 func newConnector(o Options) (*connector, error) {
@@ -146,6 +147,9 @@ func (c *connector) options(host string) *goredis.Options {
 // dial connects, with TLS if the address says so. go-redis's own dialer does not end
 // a TLS handshake with ctx.
 func (c *connector) dial(ctx context.Context, network, host string) (net.Conn, error) {
+	if c.dialed != nil {
+		c.dialed()
+	}
 	dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	if c.tls == nil {
 		return dialer.DialContext(ctx, network, host)

@@ -51,6 +51,7 @@ type step struct {
 func (r *routes) after(n *node, key string, err error) step {
 	switch {
 	case n == nil:
+		r.doubt()
 		return step{retry: r.searching()}
 	case errors.Is(err, errClosed): // it was dropped meanwhile, or all are closed
 		return step{retry: r.node(key) != n, atOnce: true}

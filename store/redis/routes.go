@@ -20,8 +20,9 @@ import (
 
 const (
 	clusterSlots = 16384
-	// How long until the next look at the topology: when nothing seems wrong, in a
-	// cluster, which tells by itself, and with sentinels; and when something does.
+	// How long until the next look at the topology: at a cluster that is well, since
+	// it says when a slot has moved; at sentinels, or when nobody answered; and at
+	// least, when a call says that something is wrong.
 	lookAtCluster   = time.Minute
 	lookAtSentinels = time.Second
 	lookAgain       = 100 * time.Millisecond
@@ -157,14 +158,16 @@ func (r *routes) all() []*node {
 func (r *routes) keep(ctx context.Context, every time.Duration, ask func(context.Context) ([]span, error)) {
 	for {
 		spans, err := ask(ctx)
+		wait := every
 		if err != nil {
+			wait = min(every, lookAtSentinels)
 			r.health.unreachable(err)
 		} else {
 			r.health.served()
 			r.apply(spans)
 			r.found.Store(true)
 		}
-		pause, next := time.NewTimer(lookAgain), time.NewTimer(every)
+		pause, next := time.NewTimer(lookAgain), time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 		case <-pause.C:

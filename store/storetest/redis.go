@@ -59,7 +59,8 @@ type Redis struct {
 	tls    bool   // on tcp it speaks TLS
 
 	password string // that Do must give
-	log    bytes.Buffer
+	loading  bool   // it is started when it says that it loads
+	log      bytes.Buffer
 }
 
 // StartRedis starts a server that keeps nothing on disk and listens on a socket
@@ -106,6 +107,15 @@ func (r *Redis) Start(t testing.TB) {
 	}
 }
 
+// StartLoading starts the server again after Kill, with more flags, and does not wait
+// until it has loaded what it had saved.
+func (r *Redis) StartLoading(t testing.TB, flags ...string) {
+	t.Helper()
+	r.flags = append(r.flags, flags...)
+	r.loading = true
+	r.Start(t)
+}
+
 func (r *Redis) start() error {
 	socket := filepath.Join(r.dir, "s")
 	_ = os.Remove(socket)
@@ -141,7 +151,7 @@ func (r *Redis) start() error {
 	defer tick.Stop()
 	deadline := time.After(Deadline)
 	for {
-		if r.answers(socket) && (r.tcp == "" || r.tls || r.answersTCP()) {
+		if (r.answers(socket) || r.loading && r.loads()) && (r.tcp == "" || r.tls || r.answersTCP()) {
 			return nil
 		}
 		select {
@@ -155,6 +165,11 @@ func (r *Redis) start() error {
 }
 
 func (r *Redis) answers(socket string) bool { return ping("unix", socket) }
+
+func (r *Redis) loads() bool {
+	_, err := r.Do("PING")
+	return err != nil && strings.HasPrefix(err.Error(), "LOADING")
+}
 
 func (r *Redis) answersTCP() bool { return ping("tcp", r.tcp) }
 

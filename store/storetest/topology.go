@@ -200,9 +200,9 @@ const SentinelName = "main"
 // want.
 func StartSentinel(t testing.TB, bin, sentinelPassword string) *Sentinel {
 	t.Helper()
-	s := &Sentinel{Primary: startOnPort(t, bin, nil)}
+	s := &Sentinel{Primary: startOnPort(t, bin, func() []string { return []string{"--repl-diskless-sync-delay", "0"} })}
 	host, port, _ := strings.Cut(s.Primary.tcp, ":")
-	s.Replica = startOnPort(t, bin, func() []string { return []string{"--replicaof", host + " " + port} })
+	s.Replica = startOnPort(t, bin, func() []string { return []string{"--replicaof", host + " " + port, "--repl-diskless-sync-delay", "0"} })
 	var hosts []string
 	for range 3 {
 		conf := []string{
@@ -215,6 +215,10 @@ func StartSentinel(t testing.TB, bin, sentinelPassword string) *Sentinel {
 		}
 		n := startSentinel(t, bin, conf)
 		n.password = sentinelPassword
+		// They look every ten seconds, which a test would wait for. (Four times the
+		// publish period after a failover has begun the other sentinels undo it, if
+		// they have not heard of it; that is why it stays as it is.)
+		n.MustDo(t, "SENTINEL", "DEBUG", "INFO-PERIOD", "200", "PING-PERIOD", "200", "ASK-PERIOD", "200")
 		s.Sentinels = append(s.Sentinels, n)
 		hosts = append(hosts, n.tcp)
 	}
