@@ -52,7 +52,7 @@ func (r *routes) after(n *node, key string, err error) step {
 	switch {
 	case n == nil:
 		r.doubt()
-		return step{retry: r.searching()}
+		return step{retry: r.searching() || r.node(key) != nil} // or found meanwhile
 	case errors.Is(err, errClosed): // it was dropped meanwhile, or all are closed
 		return step{retry: r.node(key) != n, atOnce: true}
 	case errors.Is(err, store.ErrUnavailable): // the time is over
@@ -83,7 +83,7 @@ func (s *Store) again(ctx context.Context, err error, n int) bool {
 	if _, moved := goredis.IsMovedError(err); moved {
 		return n < 3
 	}
-	return errors.Is(err, errNoNode) && s.routes.searching() && pause(ctx, pauseBefore(n))
+	return errors.Is(err, errNoNode) && (n < 3 || s.routes.searching()) && pause(ctx, pauseBefore(n))
 }
 
 // pause waits for d. It reports false, at once, if ctx would end before.

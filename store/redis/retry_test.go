@@ -79,12 +79,14 @@ func TestRefusedCallsAreTriedAgain(t *testing.T) {
 					t.Fatal(err)
 				}
 				tt.away(server)
-				// A deadline ends it, mostly before it is over; a server that loads
-				// answers when it likes.
+				// A deadline ends it. It may be over while the call is under way, which
+				// then may run later.
 				short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 				defer cancel()
-				if _, err := s.Decide(short, r); !errors.Is(err, store.ErrUnavailable) ||
-					!strings.Contains(err.Error(), tt.want) && !strings.Contains(err.Error(), "no answer yet") {
+				unknown := int64(0)
+				if _, err := s.Decide(short, r); errors.Is(err, context.DeadlineExceeded) {
+					unknown = 1
+				} else if !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), tt.want) {
 					t.Errorf("Decide: %v, want ErrUnavailable with %q", err, tt.want)
 				}
 				const callers = 20
@@ -99,8 +101,12 @@ func TestRefusedCallsAreTriedAgain(t *testing.T) {
 				storetest.Wait(t, "the server is found ill", func() bool { return s.routes.node("").pipes.health.ill.Load() })
 				tt.again(server)
 				asked.Wait()
-				if d, err := s.Decide(ctx, r); err != nil || d.Results[0].Remaining != 100-callers-2 {
-					t.Errorf("Decide = %+v, %v, want %d left", d, err, 100-callers-2)
+				d, err := s.Decide(ctx, r)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if more := 100 - callers - 2 - d.Results[0].Remaining; more < 0 || more > unknown {
+					t.Errorf("%d left, want %d, or %d less", d.Results[0].Remaining, 100-callers-2, unknown)
 				}
 			})
 		}

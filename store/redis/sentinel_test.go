@@ -27,7 +27,7 @@ func TestAFailover(t *testing.T) {
 				_, err := servers.Sentinels[0].Do("SENTINEL", "FAILOVER", storetest.SentinelName)
 				return err == nil
 			})
-			before := evals(t, servers.Replica)
+			before, begin := evals(t, servers.Replica), time.Now()
 			eventually(t, "decisions are taken on the new primary", func() bool {
 				d, err := s.Decide(storetest.Context(t), oneOf(t, "d", b))
 				if err != nil && !errors.Is(err, store.ErrUnavailable) {
@@ -38,6 +38,7 @@ func TestAFailover(t *testing.T) {
 				}
 				return err == nil && evals(t, servers.Replica) > before
 			})
+			t.Logf("after %v", time.Since(begin))
 			if err := s.Ping(storetest.Context(t)); err != nil {
 				t.Errorf("Ping: %v", err)
 			}
