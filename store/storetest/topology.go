@@ -208,7 +208,7 @@ func StartSentinel(t testing.TB, bin, sentinelPassword string) *Sentinel {
 		conf := []string{
 			"sentinel monitor " + SentinelName + " " + host + " " + port + " 2",
 			"sentinel down-after-milliseconds " + SentinelName + " 1000",
-			"sentinel failover-timeout " + SentinelName + " 5000",
+			"sentinel failover-timeout " + SentinelName + " 2000",
 		}
 		if sentinelPassword != "" {
 			conf = append(conf, "requirepass "+sentinelPassword, "sentinel sentinel-pass "+sentinelPassword)
