@@ -9,10 +9,12 @@ import (
 	"net/http"
 	"os/signal"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"google.golang.org/grpc"
@@ -26,22 +28,25 @@ import (
 )
 
 type serveCommand struct {
-	Policy           []string      `required:"" env:"WEIR_POLICY" placeholder:"PATH" help:"Policy file, or folder of files (*.yaml, *.yml). Repeat it, or separate by commas. Required."`
-	Redis            string        `env:"WEIR_REDIS" placeholder:"URL" help:"Redis that all replicas share: redis://[user:password@]host:port[/db]. Without it the state is in this process."`
-	HashKeyFile      string        `env:"WEIR_HASH_KEY_FILE" placeholder:"PATH" help:"File with the secret, of 32 bytes or more, under which the values of sensitive policies are hashed: the same for all replicas. With --redis such policies need it; in memory the default is a random one."`
-	GRPCListen       string        `name:"grpc-listen" env:"WEIR_GRPC_LISTEN" default:":8081" placeholder:"ADDR" help:"Address of the gRPC services (${default})."`
-	HTTPListen       string        `name:"http-listen" env:"WEIR_HTTP_LISTEN" default:":8080" placeholder:"ADDR" help:"Address of /healthz, /metrics, /json (${default})."`
-	AdminListen      string        `env:"WEIR_ADMIN_LISTEN" default:"127.0.0.1:6070" placeholder:"ADDR" help:"Address of /rlconfig and /debug/pprof/ (${default}); keep it private. Empty: none."`
-	StoreTimeout     time.Duration `env:"WEIR_STORE_TIMEOUT" default:"10ms" help:"How long a decision waits for Redis; below the 20ms that Envoy waits (${default})."`
-	FailureMode      string        `env:"WEIR_FAILURE_MODE" enum:"open" default:"open" help:"What happens when Redis does not answer: open admits, counted and flagged. (Only open in this version.)"`
-	Replicas         int           `env:"WEIR_REPLICAS" default:"1" help:"How many replicas share the load (${default}). (It has no effect yet: it is for the failure mode local.)"`
-	MaxWait          time.Duration `env:"WEIR_MAX_WAIT" default:"2ms" help:"How long a full lane or pool waits for a slot (${default}). (It has no effect yet: nothing waits.)"`
-	Shadow           bool          `env:"WEIR_SHADOW" help:"Refuse nobody: evaluate and count every limit as if it were in shadow_mode, for a first week."`
-	Lenient          bool          `env:"WEIR_LENIENT" help:"Load, with a warning, what envoyproxy/ratelimit accepts by mistake."`
-	LeaseHeader      bool          `env:"WEIR_LEASE_HEADER" help:"Send the lease id to the upstream as x-weir-lease, so that it can release."`
-	RateLimitHeaders bool          `name:"ratelimit-headers" env:"WEIR_RATELIMIT_HEADERS" help:"Send the RateLimit and RateLimit-Policy headers (IETF draft) to clients."`
-	DrainTimeout     time.Duration `env:"WEIR_DRAIN_TIMEOUT" default:"10s" help:"How long a stop waits for requests under way (${default})."`
-	LogLevel         slog.Level    `env:"WEIR_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"debug, info, warn or error (${default})."`
+	Policy                    []string      `required:"" env:"WEIR_POLICY" placeholder:"PATH" help:"Policy file, or folder of files (*.yaml, *.yml). Repeat it, or separate by commas. Required."`
+	Redis                     string        `env:"WEIR_REDIS" placeholder:"URL" help:"Redis that all replicas share: redis://[user@]host:port[/db], rediss:// (TLS), unix://, redis+sentinel://host:port,…/primary[/db] or redis+cluster://host:port,…. Without it the state is in this process."`
+	RedisPasswordFile         string        `env:"WEIR_REDIS_PASSWORD_FILE" placeholder:"FILE" help:"File with the password of Redis; read again for each new connection."`
+	RedisSentinelPasswordFile string        `env:"WEIR_REDIS_SENTINEL_PASSWORD_FILE" placeholder:"FILE" help:"File with the password of the sentinels."`
+	RedisCAFile               string        `name:"redis-ca-file" env:"WEIR_REDIS_CA_FILE" placeholder:"FILE" help:"Authorities (PEM) whose Redis servers are trusted by rediss://, instead of the system's."`
+	HashKeyFile               string        `env:"WEIR_HASH_KEY_FILE" placeholder:"FILE" help:"File with the secret, of 32 bytes or more, under which the values of sensitive policies are hashed: the same for all replicas. With --redis such policies need it; in memory the default is a random one."`
+	GRPCListen                string        `name:"grpc-listen" env:"WEIR_GRPC_LISTEN" default:":8081" placeholder:"ADDR" help:"Address of the gRPC services (${default})."`
+	HTTPListen                string        `name:"http-listen" env:"WEIR_HTTP_LISTEN" default:":8080" placeholder:"ADDR" help:"Address of /healthz, /metrics, /json (${default})."`
+	AdminListen               string        `env:"WEIR_ADMIN_LISTEN" default:"127.0.0.1:6070" placeholder:"ADDR" help:"Address of /rlconfig and /debug/pprof/ (${default}); keep it private. Empty: none."`
+	StoreTimeout              time.Duration `env:"WEIR_STORE_TIMEOUT" default:"10ms" help:"How long a decision waits for Redis; below the 20ms that Envoy waits (${default})."`
+	FailureMode               string        `env:"WEIR_FAILURE_MODE" enum:"open" default:"open" help:"What happens when Redis does not answer: open admits, counted and flagged. (Only open in this version.)"`
+	Replicas                  int           `env:"WEIR_REPLICAS" default:"1" help:"How many replicas share the load (${default}). (It has no effect yet: it is for the failure mode local.)"`
+	MaxWait                   time.Duration `env:"WEIR_MAX_WAIT" default:"2ms" help:"How long a full lane or pool waits for a slot (${default}). (It has no effect yet: nothing waits.)"`
+	Shadow                    bool          `env:"WEIR_SHADOW" help:"Refuse nobody: evaluate and count every limit as if it were in shadow_mode, for a first week."`
+	Lenient                   bool          `env:"WEIR_LENIENT" help:"Load, with a warning, what envoyproxy/ratelimit accepts by mistake."`
+	LeaseHeader               bool          `env:"WEIR_LEASE_HEADER" help:"Send the lease id to the upstream as x-weir-lease, so that it can release."`
+	RateLimitHeaders          bool          `name:"ratelimit-headers" env:"WEIR_RATELIMIT_HEADERS" help:"Send the RateLimit and RateLimit-Policy headers (IETF draft) to clients."`
+	DrainTimeout              time.Duration `env:"WEIR_DRAIN_TIMEOUT" default:"10s" help:"How long a stop waits for requests under way (${default})."`
+	LogLevel                  slog.Level    `env:"WEIR_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"debug, info, warn or error (${default})."`
 }
 
 // Help is shown by weir serve --help.
@@ -58,10 +63,13 @@ The service stops on SIGTERM or SIGINT: it says that it is not ready, finishes w
 const gcHeadroom = 32 << 20
 
 // Run runs the service until its context ends.
-func (c *serveCommand) Run(con console) error {
+func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	signal.Ignore(syscall.SIGPIPE) // a log that nobody reads must not end the service
 	if c.StoreTimeout <= 0 {
 		return fmt.Errorf("--store-timeout must be above 0, got %v; the default is 10ms", c.StoreTimeout)
+	}
+	if redis.HasPassword(c.Redis) && isArgument(parsed, "redis") {
+		return errors.New("--redis has a password, which everybody on this machine can see in the list of processes: put it into a file for --redis-password-file, or set WEIR_REDIS instead")
 	}
 	headroom := make([]byte, gcHeadroom)
 	defer runtime.KeepAlive(headroom)
@@ -74,7 +82,7 @@ func (c *serveCommand) Run(con console) error {
 		log.WarnContext(con.ctx, "shadow: no limit refuses anybody")
 	}
 	files := policy.NewFiles(c.Policy, options)
-	st, err := c.store()
+	st, err := c.store(log)
 	if err != nil {
 		return err
 	}
@@ -128,11 +136,27 @@ func (c *serveCommand) policyOptions(ctx context.Context, log *slog.Logger) (pol
 	return o, nil
 }
 
-func (c *serveCommand) store() (store.Store, error) {
+// isArgument reports whether a flag was given as an argument, and not by the
+// environment.
+func isArgument(parsed *kong.Context, name string) bool {
+	return slices.ContainsFunc(parsed.Path, func(p *kong.Path) bool { return p.Flag != nil && p.Flag.Name == name })
+}
+
+func (c *serveCommand) store(log *slog.Logger) (store.Store, error) {
 	if c.Redis == "" {
+		if c.RedisPasswordFile != "" || c.RedisSentinelPasswordFile != "" || c.RedisCAFile != "" {
+			return nil, errors.New("there are files for Redis, and no --redis: add it, or leave them out")
+		}
 		return memory.New(memory.Options{}), nil
 	}
-	s, err := redis.Open(redis.Options{URL: c.Redis, ReplyTimeout: c.StoreTimeout})
+	s, err := redis.Open(redis.Options{
+		URL:                  c.Redis,
+		PasswordFile:         c.RedisPasswordFile,
+		SentinelPasswordFile: c.RedisSentinelPasswordFile,
+		CAFile:               c.RedisCAFile,
+		Logger:               log,
+		ReplyTimeout:         c.StoreTimeout,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("--redis: %w", err)
 	}

@@ -24,7 +24,7 @@ func TestEveryKeyIsInItsDomainsSlot(t *testing.T) {
 		} {
 			got, err := client.ClusterKeySlot(storetest.Context(t), key).Result()
 			if err != nil || got != int64(want) {
-				t.Errorf("CLUSTER KEYSLOT %q = %d, %v, want Slot(%q) = %d", key, got, err, domain, want)
+				t.Errorf("CLUSTER KEYSLOT %q = %d, %v, want ClusterSlot(%q) = %d", key, got, err, domain, want)
 			}
 		}
 		if id.Domain() != domain {

@@ -30,7 +30,7 @@ func TestADecisionThatWasGivenUpTakesNothing(t *testing.T) {
 		Checks: []limit.Check{{Name: "k", Limit: l, Hits: 1, Key: limit.Key("d", l, nil)}},
 		Lease:  storetest.TestLease("d", 1),
 	}
-	if failed := s.giveBackAll([]limit.LeaseID{r.Lease}); len(failed) > 0 {
+	if failed := s.routes.all()[0].giveBackAll([]limit.LeaseID{r.Lease}); len(failed) > 0 {
 		t.Fatal("not given back")
 	}
 	if d, err := s.Decide(ctx, r); err == nil || errors.Is(err, store.ErrUnavailable) {

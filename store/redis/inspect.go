@@ -26,7 +26,7 @@ func (s *Store) Inspect(ctx context.Context, checks []limit.Check) ([]limit.Stat
 			c.args = append(c.args, "c")
 		}
 	}
-	reply, err := s.pipes.do(ctx, c)
+	reply, err := s.do(ctx, c)
 	if err != nil {
 		return nil, fmt.Errorf("redis: inspect: %w", err)
 	}

@@ -1,11 +1,11 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha1" // Redis names scripts by it
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,11 +25,12 @@ const (
 	minReplyTimeout = time.Second
 )
 
-// pipes sends script calls in batches that form by themselves: a lone call goes
-// at once, and those that come while all connections are out share the next round
-// trip. No timer waits for anybody.
+// pipes sends script calls to one server in batches that form by themselves: a lone
+// call goes at once, and those that come while all connections are out share the
+// next round trip. No timer waits for anybody.
 type pipes struct {
 	client  *goredis.Client
+	health  health
 	timeout time.Duration // of a round trip
 	calls   chan *call
 	done    chan struct{}
@@ -37,10 +38,10 @@ type pipes struct {
 }
 
 // script is a Lua script and its SHA-1, by which EVALSHA calls it.
-type script struct{ source, sha string }
+type script struct{ source, sha []byte }
 
 func newScript(source string) *script {
-	return &script{source: source, sha: fmt.Sprintf("%x", sha1.Sum([]byte(source)))}
+	return &script{source: []byte(source), sha: fmt.Appendf(nil, "%x", sha1.Sum([]byte(source)))}
 }
 
 // call is one script call.
@@ -49,9 +50,12 @@ type call struct {
 	keys   []string
 	args   []any
 	ctx    context.Context // of the caller, to pass over calls that nobody waits for
+	asking bool            // the server is told that it is asked although it does not own the slot yet
 
-	cmd   *goredis.Cmd
-	ready chan struct{} // closed when cmd has its answer
+	cmd    *goredis.Cmd
+	source bool          // it is called by its source, not by its digest
+	sent   bool          // it may have been sent, and so may have run
+	ready  chan struct{} // closed when cmd has its answer
 
 	// settled is swapped once, by the caller that leaves or by the worker
 	// that answers, whoever is first.
@@ -64,6 +68,22 @@ type call struct {
 
 func newCall(script *script) *call {
 	return &call{script: script, ready: make(chan struct{})}
+}
+
+// again makes a call ready to be sent once more: it has not run.
+func (c *call) again() {
+	c.ready = make(chan struct{})
+	c.settled.Store(false)
+}
+
+// MarshalBinary returns what names the script. go-redis asks for it when it has a
+// connection and writes the call: before that nothing was sent, whatever failed.
+func (c *call) MarshalBinary() ([]byte, error) {
+	c.sent = true
+	if c.source {
+		return c.script.source, nil
+	}
+	return c.script.sha, nil
 }
 
 // key returns the 1-based index of key in c.keys, where it is added if it is new.
@@ -84,15 +104,20 @@ func (c *call) key(key string, seen map[string]int) int {
 	return len(c.keys)
 }
 
-func newPipes(client *goredis.Client, timeout time.Duration) *pipes {
+func newPipes(client *goredis.Client, timeout, patience time.Duration) *pipes {
 	p := &pipes{client: client, timeout: timeout, calls: make(chan *call), done: make(chan struct{})}
+	p.health.patience = patience
 	for range connections {
 		p.work.Go(p.worker)
 	}
 	return p
 }
 
-// do sends c and waits for its answer, or until ctx ends.
+// errClosed says that a call came too late for these pipes, and was not sent.
+var errClosed = errors.New("closed")
+
+// do sends c and waits for its answer, or until ctx ends. An error that is not
+// [store.ErrUnavailable] is the server's, or says that c was not sent.
 func (p *pipes) do(ctx context.Context, c *call) (any, error) {
 	c.ctx = ctx
 	select {
@@ -100,7 +125,7 @@ func (p *pipes) do(ctx context.Context, c *call) (any, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("%w: no connection was free: %w", store.ErrUnavailable, ctx.Err())
 	case <-p.done:
-		return nil, fmt.Errorf("%w: closed", store.ErrUnavailable)
+		return nil, unsentError{errClosed}
 	}
 	select {
 	case <-c.ready:
@@ -110,8 +135,7 @@ func (p *pipes) do(ctx context.Context, c *call) (any, error) {
 		}
 		<-c.ready // the answer came at the same moment
 	}
-	reply, err := c.cmd.Result()
-	return reply, classify(err)
+	return c.cmd.Result()
 }
 
 // worker takes what has gathered, sends it, and answers, until close. Each has a
@@ -155,48 +179,107 @@ func (p *pipes) send(batch []*call, within time.Duration) {
 	}
 	for i, c := range batch {
 		batch[i] = nil
-		close(c.ready)
+		reply, err := c.cmd.Result()
+		undo, unknown := c.undo, c.mayHaveRun(err)
 		left := !c.settled.CompareAndSwap(false, true)
-		if reply, err := c.cmd.Result(); c.undo != nil && (left || mayHaveRun(err)) {
-			c.undo(reply, err)
+		close(c.ready) // from here on it is the caller's, who may send it again
+		if undo != nil && (left && err == nil || unknown) {
+			undo(reply, err)
 		}
 	}
 }
 
-// mayHaveRun reports whether a call that failed may have taken effect: it was
-// sent, and Redis did not answer.
-func mayHaveRun(err error) bool {
-	var reply goredis.Error
-	if err == nil || errors.As(err, &reply) {
+// mayHaveRun reports whether c, which failed, may have taken effect: it was sent,
+// and Redis did not answer, or stopped it in the middle.
+func (c *call) mayHaveRun(err error) bool {
+	if err == nil || !c.sent {
 		return false
 	}
-	var dial *net.OpError
-	return !errors.As(err, &dial) || dial.Op != "dial"
+	var reply goredis.Error
+	return !errors.As(err, &reply) || halfRun(err)
 }
 
 // round sends calls, by their source or by its digest, and reads the answers.
 func (p *pipes) round(ctx context.Context, calls []*call, source bool) {
 	pipe := p.client.Pipeline()
+	first := true
 	for _, c := range calls {
+		c.sent, c.source = false, source
 		if err := c.ctx.Err(); err != nil && !source { // nobody waits: it is never sent
-			c.cmd, c.undo = goredis.NewCmd(ctx), nil
-			c.cmd.SetErr(err)
+			c.fail(ctx, err)
 			continue
 		}
-		command, script := "evalsha", c.script.sha
+		if first {
+			first = false
+			if err := p.reachable(); err != nil {
+				for _, c := range calls {
+					c.sent = false
+					c.fail(ctx, err)
+				}
+				return
+			}
+		}
+		command := "evalsha"
 		if source {
-			command, script = "eval", c.script.source
+			command = "eval"
 		}
 		args := make([]any, 0, 3+len(c.keys)+len(c.args))
-		args = append(args, command, script, len(c.keys))
+		args = append(args, command, c, len(c.keys))
 		for _, k := range c.keys {
 			args = append(args, k)
 		}
 		c.cmd = goredis.NewCmd(ctx, append(args, c.args...)...)
-		_ = pipe.Process(ctx, c.cmd) // it only queues
+		if c.asking {
+			_ = pipe.Process(ctx, goredis.NewCmd(ctx, "asking")) // it only queues, as the next does
+		}
+		_ = pipe.Process(ctx, c.cmd)
 	}
-	// Every command has its own error, also when the connection is lost.
-	_, _ = pipe.Exec(ctx)
+	if first {
+		return
+	}
+	// Every command has its own error, also when the connection is lost; but not if
+	// the server has not let us in: then go-redis leaves them without any.
+	_, failed := pipe.Exec(ctx)
+	served, refused, sent := false, false, false
+	for _, c := range calls {
+		err := c.cmd.Err()
+		switch {
+		case c.sent && err == nil:
+			sent, served = true, true
+		case c.sent:
+			sent = true
+			refused = refused || notServing(err)
+			served = served || !c.mayHaveRun(err) && !notServing(err)
+		case unsent(err): // nobody waited
+		default:
+			c.fail(ctx, cmp.Or(err, failed))
+		}
+	}
+	switch {
+	case served:
+		p.health.served()
+	case refused:
+		p.health.refused()
+	case sent:
+		p.health.reached()
+	default:
+		p.health.unreachable(failed)
+	}
+}
+
+// fail answers a call that was not sent.
+func (c *call) fail(ctx context.Context, err error) {
+	c.cmd = goredis.NewCmd(ctx)
+	c.cmd.SetErr(unsentError{err})
+}
+
+// reachable returns nil if a batch may be sent: there is a connection, or it is time
+// to dial.
+func (p *pipes) reachable() error {
+	if !p.health.ill.Load() || p.client.PoolStats().IdleConns > 0 {
+		return nil
+	}
+	return p.health.mayDial()
 }
 
 // close lets no call in any more, and waits for those under way, at most for the

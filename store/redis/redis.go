@@ -7,8 +7,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"net/url"
-	"slices"
+	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,7 +15,6 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
-	"github.com/redis/go-redis/v9/maintnotifications"
 
 	"weir/limit"
 	"weir/store"
@@ -37,9 +35,20 @@ func init() { logging.Disable() }
 
 // Options configure a store.
 type Options struct {
-	// URL is redis://[user:password@]host:port[/db], or unix:// and the path of a
-	// socket. Required.
+	// URL is one of redis://[user:password@]host:port[/db], rediss:// for TLS,
+	// unix://[user:password@]/path[?db=N], redis+sentinel://host:port,host:port/primary[/db]
+	// and redis+cluster://host:port,host:port (and rediss+…). User, password and
+	// database are those of the Redis servers. Required.
 	URL string
+	// PasswordFile and SentinelPasswordFile, if not empty, hold the password of the
+	// Redis servers, and that of the sentinels. They are read for each new
+	// connection.
+	PasswordFile, SentinelPasswordFile string
+	// CAFile, if not empty, has in PEM the authorities whose servers are trusted by
+	// rediss://, instead of the system's.
+	CAFile string
+	// Logger gets what operators should know of the servers. Nil: nobody.
+	Logger *slog.Logger
 	// Now returns milliseconds since the epoch, for tests; nil means Redis TIME,
 	// which is the clock of production.
 	Now func() int64
@@ -48,72 +57,41 @@ type Options struct {
 	ReplyTimeout time.Duration
 }
 
-const (
-	maxGiveBacks  = 1 << 14     // leases that wait to be given back
-	giveBackBatch = 256         // of them in one round trip
-	giveBackEvery = time.Second // while Redis is away
-)
-
-// Store decides in one Redis. Use [Open].
+// Store decides in Redis: in one server, in the primary that sentinels name, or in a
+// cluster, where each domain is on one of the nodes. Use [Open].
 type Store struct {
-	client  *goredis.Client
 	now     func() int64
 	scripts scripts
-	pipes   *pipes
-
-	// giveBacks are leases that may have been granted to nobody. What does not fit
-	// ends by its expiry.
-	giveBacks chan limit.LeaseID
-	stop      context.CancelFunc // ends giving back
-	stopped   sync.WaitGroup
-	close     func() error // once
+	routes  *routes
+	pings   sync.WaitGroup
+	close   func() error // once
 }
 
 var _ store.Store = (*Store)(nil)
 
 // Open returns a store on the Redis at o.URL. It does not connect: Redis may come
-// later, and until then calls fail. An error means that the URL is wrong, and
-// does not contain it, since it may hold a password.
+// later, and until then calls fail. An error means that the options are wrong; it
+// has nothing of the URL or a password in it.
 func Open(o Options) (*Store, error) {
-	opts, err := parseURL(o.URL)
+	c, err := newConnector(o)
 	if err != nil {
 		return nil, fmt.Errorf("redis: %w", err)
 	}
-	// go-redis resends a command whose reply was lost, and so would charge twice.
-	opts.MaxRetries = -1
-	opts.DialerRetries = 1
-	opts.ContextTimeoutEnabled = true
-	timeout := max(o.ReplyTimeout, minReplyTimeout)
-	opts.DialTimeout, opts.ReadTimeout, opts.WriteTimeout = minReplyTimeout, timeout, timeout
-	opts.PoolSize = connections + 2 // and for what is not batched
-	opts.DisableIdentity = true
-	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
-	ctx, cancel := context.WithCancel(context.Background())
-	s := &Store{client: goredis.NewClient(opts), now: o.Now, scripts: current, giveBacks: make(chan limit.LeaseID, maxGiveBacks), stop: cancel}
-	s.pipes = newPipes(s.client, timeout)
-	s.close = sync.OnceValue(s.closeNow)
-	s.stopped.Go(func() { s.giveBack(ctx) })
-	return s, nil
+	return open(c, o), nil
 }
 
-// parseURL reads the address. What a library says of a bad one may quote any part
-// of it, and so a password: the errors here have no text of the URL.
-func parseURL(text string) (*goredis.Options, error) {
-	const form = "redis://[user:password@]host:port[/db] or unix://[user:password@]/path"
-	u, err := url.Parse(text)
-	if err != nil {
-		return nil, errors.New("the URL cannot be read; it is " + form + ", and in user and password : / ? # @ and % are written as %3A %2F %3F %23 %40 and %25")
+func open(c *connector, o Options) *Store {
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	if port := u.Port(); port != "" {
-		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
-			return nil, errors.New("the URL's port is not 1..65535")
-		}
-	}
-	opts, err := goredis.ParseURL(text)
-	if err != nil {
-		return nil, errors.New("the URL is not " + form)
-	}
-	return opts, nil
+	s := &Store{now: o.Now, scripts: current}
+	s.routes = newRoutes(c, o.Logger, s.clock)
+	s.close = sync.OnceValue(func() error {
+		err := s.routes.close()
+		s.pings.Wait()
+		return err
+	})
+	return s
 }
 
 // Decide implements [store.Store].
@@ -159,7 +137,7 @@ func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, er
 	if r.Lease != "" {
 		c.keys = append(c.keys, limit.LeaseKey(r.Lease), limit.LeasesKey(r.Domain))
 	}
-	reply, err := s.pipes.do(ctx, c)
+	reply, err := s.do(ctx, c)
 	if err != nil {
 		return limit.Decision{}, fmt.Errorf("redis: decide: %w", err)
 	}
@@ -189,82 +167,14 @@ func (s *Store) undo(id limit.LeaseID, reply any, err error) {
 	if n, bad := integers(reply); err == nil && bad == nil && len(n) > 2 && n[2] == 0 {
 		return
 	}
-	select {
-	case s.giveBacks <- id:
-	default:
+	if n := s.routes.node(limit.LeaseKey(id)); n != nil {
+		n.undo(id)
 	}
-}
-
-// giveBack releases leases that may have been granted to nobody, until ctx ends.
-// While Redis is away it tries again, so that a stall leaves none.
-func (s *Store) giveBack(ctx context.Context) {
-	for {
-		var ids []limit.LeaseID
-		select {
-		case id := <-s.giveBacks:
-			ids = s.waiting(id)
-		case <-ctx.Done():
-			return
-		}
-		for ids = s.giveBackAll(ids); len(ids) > 0; ids = s.giveBackAll(ids) {
-			select {
-			case <-time.After(giveBackEvery):
-			case <-ctx.Done():
-				for _, id := range ids {
-					s.undo(id, nil, ctx.Err()) // for giveBackRest
-				}
-				return
-			}
-		}
-	}
-}
-
-// waiting returns first and others that wait, as many as one round trip takes.
-func (s *Store) waiting(first ...limit.LeaseID) []limit.LeaseID {
-	ids := first
-	for len(ids) < giveBackBatch {
-		select {
-		case id := <-s.giveBacks:
-			ids = append(ids, id)
-		default:
-			return ids
-		}
-	}
-	return ids
-}
-
-// giveBackRest tries all that still wait, until one fails.
-func (s *Store) giveBackRest() {
-	for ids := s.waiting(); len(ids) > 0; ids = s.waiting() {
-		if len(s.giveBackAll(ids)) > 0 {
-			return
-		}
-	}
-}
-
-// giveBackAll releases leases, also those whose decision Redis has not seen yet:
-// that one will then take nothing. It returns those for which Redis was not there.
-// It uses a connection of its own, since the others may be busy with a Redis that
-// does not answer, or closed.
-func (s *Store) giveBackAll(ids []limit.LeaseID) (failed []limit.LeaseID) {
-	batch := make([]*call, len(ids))
-	for i, id := range ids {
-		batch[i] = s.leaseCall(s.scripts.release, id)
-		batch[i].args = append(batch[i].args, "1")
-		batch[i].ctx = context.Background()
-	}
-	s.pipes.send(slices.Clone(batch), minReplyTimeout)
-	for i, c := range batch {
-		if errors.Is(classify(c.cmd.Err()), store.ErrUnavailable) {
-			failed = append(failed, ids[i])
-		}
-	}
-	return failed // an error of the script would come again
 }
 
 // Release implements [store.Store].
 func (s *Store) Release(ctx context.Context, id limit.LeaseID) (limit.Release, error) {
-	reply, err := s.pipes.do(ctx, s.leaseCall(s.scripts.release, id))
+	reply, err := s.do(ctx, leaseCall(s.scripts.release, id, s.clock()))
 	if err != nil {
 		return limit.Release{}, fmt.Errorf("redis: release: %w", err)
 	}
@@ -287,7 +197,7 @@ func (s *Store) Release(ctx context.Context, id limit.LeaseID) (limit.Release, e
 
 // Renew implements [store.Store].
 func (s *Store) Renew(ctx context.Context, id limit.LeaseID) (limit.Renewal, error) {
-	reply, err := s.pipes.do(ctx, s.leaseCall(s.scripts.renew, id))
+	reply, err := s.do(ctx, leaseCall(s.scripts.renew, id, s.clock()))
 	if err != nil {
 		return limit.Renewal{}, fmt.Errorf("redis: renew: %w", err)
 	}
@@ -295,53 +205,89 @@ func (s *Store) Renew(ctx context.Context, id limit.LeaseID) (limit.Renewal, err
 	return limit.Renewal{Renewed: life > 0, TTL: limit.Millis(life)}, nil
 }
 
-func (s *Store) leaseCall(script *script, id limit.LeaseID) *call {
+func leaseCall(script *script, id limit.LeaseID, now string) *call {
 	c := newCall(script)
 	c.keys = []string{limit.LeaseKey(id), limit.LeasesKey(id.Domain())}
-	c.args = []any{s.clock(), id.Token()}
+	c.args = []any{now, id.Token()}
 	return c
 }
 
 // Held implements [store.Store].
 func (s *Store) Held(ctx context.Context, domain string) (int64, error) {
+	key := limit.LeasesKey(domain)
+	for try := 0; ; try++ {
+		count, err := s.count(ctx, key)
+		if err == nil {
+			return count, nil
+		}
+		if !s.again(ctx, err, try) {
+			return 0, fmt.Errorf("redis: held: %w", classify(err))
+		}
+	}
+}
+
+// count counts the leases in the index at key.
+func (s *Store) count(ctx context.Context, key string) (int64, error) {
+	n := s.routes.node(key)
+	if n == nil {
+		return 0, s.routes.missing()
+	}
 	now := s.clock()
 	if now == "" {
-		t, err := s.client.Time(ctx).Result()
+		t, err := n.client.Time(ctx).Result()
 		if err != nil {
-			return 0, fmt.Errorf("redis: held: %w", classify(err))
+			return 0, err
 		}
 		now = strconv.FormatInt(t.UnixMilli(), 10)
 	}
-	n, err := s.client.ZCount(ctx, limit.LeasesKey(domain), "("+now, "+inf").Result()
-	if err != nil {
-		return 0, fmt.Errorf("redis: held: %w", classify(err))
+	count, err := n.client.ZCount(ctx, key, "("+now, "+inf").Result()
+	if host, moved := goredis.IsMovedError(err); moved {
+		s.routes.moved(key, told(host, n.host))
 	}
-	return n, nil
+	return count, err
 }
 
-// Ping implements [store.Store].
+// Ping implements [store.Store]. A cluster can be reached if any of its nodes can:
+// the others' domains are decided, and each call that fails says so.
 func (s *Store) Ping(ctx context.Context) error {
-	if err := s.client.Ping(ctx).Err(); err != nil {
-		return fmt.Errorf("redis: %w", classify(err))
+	for try := 0; ; try++ {
+		err := s.ping(ctx)
+		if err == nil {
+			return nil
+		}
+		if !s.again(ctx, err, try) {
+			return fmt.Errorf("redis: %w", classify(err))
+		}
 	}
-	return nil
+}
+
+func (s *Store) ping(ctx context.Context) error {
+	nodes := s.routes.all()
+	if len(nodes) == 0 {
+		return s.routes.missing()
+	}
+	if len(nodes) == 1 {
+		return nodes[0].client.Ping(ctx).Err()
+	}
+	answers := make(chan error, len(nodes))
+	for _, n := range nodes {
+		s.pings.Go(func() { answers <- n.client.Ping(ctx).Err() })
+	}
+	var failed error
+	for range nodes {
+		err := <-answers
+		if err == nil {
+			return nil
+		}
+		failed = errors.Join(failed, err)
+	}
+	s.routes.doubt()
+	return failed
 }
 
 // Close implements [store.Store]. It waits a second or two for calls that are under
 // way; those that wait to be sent fail.
 func (s *Store) Close() error { return s.close() }
-
-func (s *Store) closeNow() error {
-	s.stop()
-	s.stopped.Wait()
-	ended := s.pipes.close(minReplyTimeout)
-	if ended { // what was under way may have left leases to give back
-		s.giveBackRest()
-	}
-	err := s.client.Close() // and so the calls that Redis has not answered in all this time
-	s.pipes.work.Wait()
-	return err
-}
 
 // clock is the scripts' now: "" makes them ask Redis.
 func (s *Store) clock() string {
@@ -354,15 +300,16 @@ func (s *Store) clock() string {
 // classify wraps what is wrong with the store, and not with the call, in
 // [store.ErrUnavailable].
 func classify(err error) error {
-	if err == nil {
-		return nil
+	if err == nil || errors.Is(err, store.ErrUnavailable) {
+		return err
 	}
 	var reply goredis.Error
 	if errors.As(err, &reply) {
-		for _, prefix := range []string{"LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "NOREPLICAS", "MISCONF", "OOM", "BUSY ", "NOAUTH", "WRONGPASS"} {
-			if goredis.HasErrorPrefix(err, prefix) {
-				return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
-			}
+		switch {
+		case unsent(err), halfRun(err), notServing(err), hasPrefix(err, "TRYAGAIN", "ASK ", "NOREPLICAS", "MISCONF", "OOM", "BUSY ", "NOAUTH", "WRONGPASS"):
+			return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+		case hasPrefix(err, "MOVED "):
+			return fmt.Errorf("%w: a node of a cluster needs a redis+cluster:// address: %w", store.ErrUnavailable, err)
 		}
 		// A bug or misuse: WRONGTYPE, CROSSSLOT, a script's error. Some quote the
 		// command's arguments, which are values of requests.

@@ -89,16 +89,7 @@ func contextFor(t *testing.T, d time.Duration) (context.Context, context.CancelF
 }
 
 // eventually asks again and again until ok.
-func eventually(t *testing.T, what string, ok func() bool) {
+func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	end := time.After(storetest.Deadline)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-end:
-			t.Fatalf("not in time: %s", what)
-		}
-	}
+	storetest.Wait(t, what, ok)
 }

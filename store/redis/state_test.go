@@ -370,7 +370,10 @@ func TestErrorsTellTheStoreFromTheCall(t *testing.T) {
 			t.Errorf("Decide without a server: %v, want ErrUnavailable", err)
 		}
 		server.Start(t)
-		decide(t, s, request(good)) // without anybody's help
+		eventually(t, "Redis is found again", func() bool {
+			_, err := s.Decide(ctx, request(good))
+			return err == nil
+		})
 	})
 }
 
@@ -432,70 +435,11 @@ func stall(t *testing.T, server *storetest.Redis, pings int) {
 	}
 }
 
-func TestOpenDoesNotTellThePassword(t *testing.T) {
-	for _, url := range []string{
-		"redis://user:hunter2@local host:6379", "http://:hunter2@localhost", "redis://:hunter2@localhost:port", "hunter2",
-		"redis://user:hunter2#x@localhost:6379", "redis://user:hunter2/x@localhost:6379", "redis://user:x:hunter2?@localhost",
-		"redis://localhost:6379/hunter2", "redis://localhost:6379?dial_timeout=hunter2", "redis://:hunter2@localhost:99999",
-		"redis://:hunter2@localhost:6379/notanumber", "redis://:hunter2@localhost/0?nonsense=1",
-	} {
-		_, err := redis.Open(redis.Options{URL: url})
-		if err == nil {
-			t.Errorf("Open(%q) succeeded", url)
-		} else if strings.Contains(err.Error(), "hunter2") {
-			t.Errorf("Open(%q): the error tells the password: %v", url, err)
-		}
-	}
-}
-
-// All keys of a request are in one slot of Redis Cluster, the sets that a release
-// takes from its record too.
-func TestScriptsRunOnACluster(t *testing.T) {
-	for name, bin := range storetest.RedisBinaries(t) {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			server := storetest.StartRedis(t, bin, "--cluster-enabled", "yes", "--cluster-port", storetest.FreePort(t))
-			s, client := open(t, server, nil)
-			ctx := storetest.Context(t)
-			if err := client.ClusterAddSlotsRange(ctx, 0, 16383).Err(); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, "the cluster is up", func() bool {
-				info, err := client.ClusterInfo(ctx).Result()
-				return err == nil && strings.Contains(info, "cluster_state:ok")
-			})
-			r := withLease(request(check(bucket(t, 9, time.Second), "x"), check(lane(t, 9, time.Minute), "a b"), check(lane(t, 9, time.Minute), "}{")))
-			if d := decide(t, s, r); !d.Admitted || d.Lease == "" {
-				t.Fatalf("Decide = %+v", d)
-			}
-			if renewed, err := s.Renew(ctx, r.Lease); err != nil || !renewed.Renewed {
-				t.Errorf("Renew = %v, %v", renewed, err)
-			}
-			if got := inspect(t, s, r.Checks...); got[0].Level != 8 || got[1].Count != 1 || got[2].Count != 1 {
-				t.Errorf("Inspect = %+v, want 8 tokens and one lease in each lane", got)
-			}
-			if released, err := s.Release(ctx, r.Lease); err != nil || released.Result != limit.Released {
-				t.Errorf("Release = %v, %v", released, err)
-			}
-			if d := decide(t, s, withLease(request(r.Checks...))); d.Results[1].Remaining != 8 || d.Results[2].Remaining != 8 {
-				t.Errorf("after a release: %+v, want 8 slots left", d.Results)
-			}
-		})
-	}
-}
-
 // The commands and keys that README.md says an ACL user needs are all it needs.
 func TestAUserWithFewRights(t *testing.T) {
 	each(t, func(t *testing.T, server *storetest.Redis) {
-		_, client := open(t, server, nil)
 		ctx := storetest.Context(t)
-		rule := []any{"ACL", "SETUSER", "weir", "on", ">secret", "~weir:*", "-@all", "+ping"}
-		for _, command := range strings.Fields("EVAL EVALSHA TIME GET SET EXISTS DEL PEXPIRE ZADD ZREM ZCARD ZCOUNT ZRANGE ZSCORE ZREMRANGEBYRANK") {
-			rule = append(rule, "+"+strings.ToLower(command))
-		}
-		if err := client.Do(ctx, rule...).Err(); err != nil {
-			t.Fatal(err)
-		}
+		server.MustDo(t, strings.Fields("ACL SETUSER weir on >secret "+rights)...)
 		s, err := redis.Open(redis.Options{URL: strings.Replace(server.URL, "unix://", "unix://weir:secret@", 1)})
 		if err != nil {
 			t.Fatal(err)

@@ -56,7 +56,11 @@ type Redis struct {
 	flags  []string
 	dir    string
 	tcp    string // host:port, if it listens there
-	log    bytes.Buffer
+	tls    bool   // on tcp it speaks TLS
+
+	password string // that Do must give
+	loading  bool   // it is started when it says that it loads
+	log      bytes.Buffer
 }
 
 // StartRedis starts a server that keeps nothing on disk and listens on a socket
@@ -80,17 +84,7 @@ func StartRedis(t testing.TB, bin string, flags ...string) *Redis {
 // StartRedisTCP starts a server that also listens on a port of loopback.
 func StartRedisTCP(t testing.TB, bin string) *Redis {
 	t.Helper()
-	r := StartRedis(t, bin)
-	for range 10 {
-		r.Kill()
-		r.tcp = "127.0.0.1:" + FreePort(t)
-		if r.start() == nil {
-			r.URL = "redis://" + r.tcp
-			return r
-		}
-	}
-	t.Fatalf("no port for %s:\n%s", bin, r.log.String())
-	return nil
+	return startOnPort(t, bin, nil)
 }
 
 // FreePort returns a port of loopback on which nothing listens now.
@@ -113,6 +107,15 @@ func (r *Redis) Start(t testing.TB) {
 	}
 }
 
+// StartLoading starts the server again after Kill, with more flags, and does not wait
+// until it has loaded what it had saved.
+func (r *Redis) StartLoading(t testing.TB, flags ...string) {
+	t.Helper()
+	r.flags = append(r.flags, flags...)
+	r.loading = true
+	r.Start(t)
+}
+
 func (r *Redis) start() error {
 	socket := filepath.Join(r.dir, "s")
 	_ = os.Remove(socket)
@@ -120,10 +123,18 @@ func (r *Redis) start() error {
 	if r.tcp != "" {
 		_, port, _ = strings.Cut(r.tcp, ":")
 	}
-	args := append([]string{
-		"--port", port, "--bind", "127.0.0.1", "--unixsocket", socket,
-		"--save", "", "--appendonly", "no", "--dir", r.dir, "--daemonize", "no",
-	}, r.flags...)
+	var args []string
+	flags := r.flags
+	if len(flags) > 0 && flags[0] == "sentinel" { // its file is the first argument
+		args, flags = []string{flags[1], "--sentinel"}, flags[2:]
+	} else {
+		args = []string{"--save", "", "--appendonly", "no"}
+	}
+	if r.tls {
+		args, port = append(args, "--tls-port", port), "0"
+	}
+	args = append(args, "--port", port, "--bind", "127.0.0.1", "--unixsocket", socket, "--dir", r.dir, "--daemonize", "no")
+	args = append(args, flags...)
 	cmd := exec.Command(r.bin, args...)
 	cmd.Stdout, cmd.Stderr = &r.log, &r.log
 	if err := cmd.Start(); err != nil {
@@ -140,7 +151,7 @@ func (r *Redis) start() error {
 	defer tick.Stop()
 	deadline := time.After(Deadline)
 	for {
-		if r.answers(socket) && (r.tcp == "" || r.answersTCP()) {
+		if (r.answers(socket) || r.loading && r.loads()) && (r.tcp == "" || r.tls || r.answersTCP()) {
 			return nil
 		}
 		select {
@@ -154,6 +165,11 @@ func (r *Redis) start() error {
 }
 
 func (r *Redis) answers(socket string) bool { return ping("unix", socket) }
+
+func (r *Redis) loads() bool {
+	_, err := r.Do("PING")
+	return err != nil && strings.HasPrefix(err.Error(), "LOADING")
+}
 
 func (r *Redis) answersTCP() bool { return ping("tcp", r.tcp) }
 
@@ -169,7 +185,7 @@ func ping(network, address string) bool {
 	}
 	answer := make([]byte, 7)
 	n, err := c.Read(answer)
-	return err == nil && strings.HasPrefix(string(answer[:n]), "+PONG")
+	return err == nil && (strings.HasPrefix(string(answer[:n]), "+PONG") || strings.HasPrefix(string(answer[:n]), "-NOAUTH"))
 }
 
 // Kill ends the server at once, as a crash would, and waits for its end.

@@ -1,0 +1,46 @@
+package redis_test
+
+import (
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"weir/store/redis"
+	"weir/store/storetest"
+)
+
+// BenchmarkDecide is what one decision of a bucket costs, alone and beside 63
+// others, of which batches form.
+func BenchmarkDecide(b *testing.B) {
+	server := storetest.StartRedis(b, storetest.AnyRedis(b))
+	s, err := redis.Open(redis.Options{URL: server.URL})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	r := request(check(bucket(b, 1000, time.Second), "x"))
+	decide(b, s, r)
+	b.Run("alone", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := s.Decide(b.Context(), r); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("beside 63", func(b *testing.B) {
+		b.ReportAllocs()
+		b.SetParallelism(32) // times GOMAXPROCS
+		var failed atomic.Int64
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				if _, err := s.Decide(b.Context(), r); err != nil {
+					failed.Add(1)
+				}
+			}
+		})
+		if n := failed.Load(); n > 0 {
+			b.Errorf("%d failed", n)
+		}
+	})
+}

@@ -1,0 +1,197 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"weir/limit"
+	"weir/store"
+)
+
+// node is one Redis server that decides: the only one, the primary that sentinels
+// name, or one of a cluster's masters.
+type node struct {
+	host   string
+	client *goredis.Client
+	pipes  *pipes
+	log    *slog.Logger
+	now    func() string // the scripts' clock
+	idle   atomic.Bool   // nothing has named it since the last look at the topology
+
+	// giveBacks are leases that may have been granted to nobody. What does not fit
+	// ends by its expiry.
+	giveBacks chan limit.LeaseID
+	connected chan struct{}                // gets something when there is a new connection
+	elsewhere func(id limit.LeaseID) *node // the node of a lease now, maybe this one
+	stop      context.CancelFunc           // ends tend
+	tended    sync.WaitGroup               // tend
+	evicts    string                       // what has been said of evictions
+	closing   func() error                 // once
+}
+
+const (
+	maxGiveBacks  = 1 << 14     // leases that wait to be given back, a node
+	giveBackBatch = 256         // of them in one round trip
+	giveBackEvery = time.Second // while Redis is away
+)
+
+func newNode(c *connector, host string, log *slog.Logger, now func() string, elsewhere func(limit.LeaseID) *node) *node {
+	ctx, cancel := context.WithCancel(context.Background())
+	n := &node{
+		host: host, log: log, now: now, elsewhere: elsewhere, stop: cancel,
+		giveBacks: make(chan limit.LeaseID, maxGiveBacks),
+		connected: make(chan struct{}, 1),
+	}
+	n.client = c.client(host, n.connected)
+	n.pipes = newPipes(n.client, c.timeout, c.patience)
+	n.closing = sync.OnceValue(n.closeNow)
+	n.tended.Go(func() { n.tend(ctx) })
+	return n
+}
+
+// undo has a lease given back.
+func (n *node) undo(id limit.LeaseID) {
+	select {
+	case n.giveBacks <- id:
+	default:
+	}
+}
+
+// tend gives leases back, again and again while Redis is away, so that a stall leaves
+// none, and looks whether a server that was not there before may evict keys, until
+// ctx ends.
+func (n *node) tend(ctx context.Context) {
+	var failed []limit.LeaseID
+	var again <-chan time.Time
+	for {
+		select {
+		case <-n.connected:
+			n.lookForEviction(ctx)
+		case id := <-n.giveBacks:
+			failed = append(failed, n.giveBackAll(n.waiting(id))...)
+		case <-again:
+			again = nil
+			failed = n.giveBackAgain(failed)
+		case <-ctx.Done():
+			for _, id := range failed {
+				n.undo(id) // for giveBackRest
+			}
+			return
+		}
+		failed = failed[:min(len(failed), maxGiveBacks)]
+		if again == nil && len(failed) > 0 {
+			again = time.After(giveBackEvery)
+		}
+	}
+}
+
+// giveBackAgain gives back what failed before, by the node that has it now. It
+// returns what failed again.
+func (n *node) giveBackAgain(ids []limit.LeaseID) (failed []limit.LeaseID) {
+	var mine []limit.LeaseID
+	for _, id := range ids {
+		if other := n.elsewhere(id); other != n && other != nil {
+			other.undo(id)
+		} else {
+			mine = append(mine, id)
+		}
+	}
+	for batch := range slices.Chunk(mine, giveBackBatch) {
+		failed = append(failed, n.giveBackAll(batch)...)
+	}
+	return failed
+}
+
+// waiting returns first and others that wait, as many as one round trip takes.
+func (n *node) waiting(first ...limit.LeaseID) []limit.LeaseID {
+	ids := first
+	for len(ids) < giveBackBatch {
+		select {
+		case id := <-n.giveBacks:
+			ids = append(ids, id)
+		default:
+			return ids
+		}
+	}
+	return ids
+}
+
+// giveBackRest tries all that still wait, until one fails.
+func (n *node) giveBackRest() {
+	for ids := n.waiting(); len(ids) > 0; ids = n.waiting() {
+		if len(n.giveBackAgain(ids)) > 0 {
+			return
+		}
+	}
+}
+
+// giveBackAll releases leases, also those whose decision Redis has not seen yet:
+// that one will then take nothing. It returns those for which Redis was not there,
+// or not here. It uses a connection of its own, since the others may be busy with a
+// Redis that does not answer, or closed.
+func (n *node) giveBackAll(ids []limit.LeaseID) (failed []limit.LeaseID) {
+	batch := make([]*call, len(ids))
+	for i, id := range ids {
+		batch[i] = leaseCall(current.release, id, n.now())
+		batch[i].args = append(batch[i].args, "1")
+		batch[i].ctx = context.Background()
+	}
+	n.pipes.send(slices.Clone(batch), minReplyTimeout)
+	for i, c := range batch {
+		if errors.Is(classify(c.cmd.Err()), store.ErrUnavailable) {
+			failed = append(failed, ids[i])
+		}
+	}
+	return failed // an error of the script would come again
+}
+
+// lookForEviction warns if Redis may evict keys, once for each server that has
+// another policy than it should.
+func (n *node) lookForEviction(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, minReplyTimeout)
+	defer cancel()
+	text, err := n.client.Info(ctx, "memory", "server").Result()
+	if err != nil {
+		n.log.DebugContext(ctx, "redis may not be asked for its eviction policy", "address", n.host, "err", err)
+		return
+	}
+	info := make(map[string]string)
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		info[name] = value
+	}
+	policy := info["maxmemory_policy"]
+	seen := info["run_id"] + " " + policy
+	if policy == "" || seen == n.evicts {
+		return
+	}
+	n.evicts = seen
+	if policy != "noeviction" {
+		n.log.WarnContext(ctx, "redis may evict keys, and an evicted lease or bucket admits too much: set maxmemory-policy noeviction",
+			"address", n.host, "maxmemory_policy", policy, "maxmemory", info["maxmemory"])
+	}
+}
+
+// close waits a second or two for calls that are under way; those that wait to be
+// sent are not. It may be called again.
+func (n *node) close() error { return n.closing() }
+
+func (n *node) closeNow() error {
+	n.stop()
+	n.tended.Wait()
+	ended := n.pipes.close(minReplyTimeout)
+	if ended { // what was under way may have left leases to give back
+		n.giveBackRest()
+	}
+	err := n.client.Close() // and so the calls that Redis has not answered in all this time
+	n.pipes.work.Wait()
+	return err
+}
