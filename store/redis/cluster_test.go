@@ -21,6 +21,7 @@ import (
 // TestACluster runs all on one cluster of three nodes of every version there is,
 // since one takes two seconds to start.
 func TestACluster(t *testing.T) {
+	t.Parallel()
 	for name, bin := range storetest.RedisBinaries(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -2,6 +2,7 @@ package redis_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,7 +15,16 @@ import (
 	"weir/store/storetest"
 )
 
-// open starts a Redis of the test's own and a store on it.
+// TestMain lets 8 tests run at once, unless -parallel says otherwise: most wait for
+// servers that look for each other, and not for a CPU.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err) // there is no such flag
+	}
+	m.Run()
+}
+
+// open opens a store on the server, and a client that looks at its keys.
 func open(t *testing.T, server *storetest.Redis, now func() int64) (*redis.Store, *goredis.Client) {
 	t.Helper()
 	s, err := redis.Open(redis.Options{URL: server.URL, Now: now})

@@ -43,6 +43,7 @@ func file(t testing.TB, text string) string {
 
 // Every form of address passes the store's suite, by users with few rights.
 func TestEveryAddress(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name  string
 		start func(t *testing.T, bin string) (redis.Options, []*storetest.Redis)
