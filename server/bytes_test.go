@@ -7,6 +7,8 @@ import (
 
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"weir/store/storetest"
 )
 
 func TestBytesThatAreNoMessageAreInvalid(t *testing.T) {
@@ -47,7 +49,7 @@ func TestBytesThatAreNoMessageAreInvalid(t *testing.T) {
 		{"and its Release", "/weir.v1.LeaseService/Release", nested([]byte("\xff"), 1), "InvalidArgument"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r, err := send(within(t), s.conn, test.method, test.bytes)
+			r, err := send(storetest.Context(t), s.conn, test.method, test.bytes)
 			got := status.Code(err).String()
 			if err == nil {
 				got = answerText(r)

@@ -24,7 +24,6 @@ import (
 	"weir/policy"
 	weirv1 "weir/proto/weir/v1"
 	"weir/server"
-	"weir/server/servertest"
 	"weir/store"
 	"weir/store/memory"
 	"weir/store/storetest"
@@ -42,7 +41,7 @@ func health(t testing.TB, client healthpb.HealthClient) string {
 	t.Helper()
 	var all []string
 	for _, name := range []string{"", "ratelimit", "envoy.service.ratelimit.v3.RateLimitService", "weir.v1.LeaseService"} {
-		r, err := client.Check(within(t), &healthpb.HealthCheckRequest{Service: name})
+		r, err := client.Check(storetest.Context(t), &healthpb.HealthCheckRequest{Service: name})
 		if err != nil {
 			t.Fatalf("health of %q: %v", name, err)
 		}
@@ -108,10 +107,10 @@ func TestReadyOnceThePoliciesAreLoadedAndTheStoreIsFound(t *testing.T) {
 	}
 
 	expect("at first", "NOT_SERVING", 503, server.Health{Status: "not_ready", Store: "not_found"})
-	if _, err := s.envoy.ShouldRateLimit(within(t), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[a=1]")}); status.Code(err) != codes.Unavailable {
+	if _, err := s.envoy.ShouldRateLimit(storetest.Context(t), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[a=1]")}); status.Code(err) != codes.Unavailable {
 		t.Errorf("ShouldRateLimit without policies answers %v, want UNAVAILABLE", err)
 	}
-	if _, err := s.leases.Acquire(within(t), &weirv1.AcquireRequest{Domain: "d"}); status.Code(err) != codes.Unavailable {
+	if _, err := s.leases.Acquire(storetest.Context(t), &weirv1.AcquireRequest{Domain: "d"}); status.Code(err) != codes.Unavailable {
 		t.Errorf("Acquire without policies answers %v, want UNAVAILABLE", err)
 	}
 
@@ -120,7 +119,7 @@ func TestReadyOnceThePoliciesAreLoadedAndTheStoreIsFound(t *testing.T) {
 
 	s.run(t)
 	st.away.Store(false)
-	servertest.Eventually(t, "the store is found", func() bool { return s.metric(t, "weir_store_up") == 1 })
+	storetest.Eventually(t, "the store is found", func() bool { return s.metric(t, "weir_store_up") == 1 })
 	expect("with a store", "SERVING", 200, server.Health{Status: "ok", Policies: true, Domains: []string{"d"}, Store: "up"})
 
 	// The main path goes on without the store: degraded is ready.
@@ -130,7 +129,7 @@ func TestReadyOnceThePoliciesAreLoadedAndTheStoreIsFound(t *testing.T) {
 	}
 	expect("without the store", "SERVING", 200, server.Health{Status: "degraded", Policies: true, Domains: []string{"d"}, Store: "away"})
 	st.away.Store(false)
-	servertest.Eventually(t, "the store is back", func() bool { return s.metric(t, "weir_store_up") == 1 })
+	storetest.Eventually(t, "the store is back", func() bool { return s.metric(t, "weir_store_up") == 1 })
 
 	s.Drain()
 	expect("draining", "NOT_SERVING", 503, server.Health{Status: "draining", Policies: true, Domains: []string{"d"}, Store: "up"})
@@ -158,7 +157,7 @@ func TestHealthTellsOfThePolicyFiles(t *testing.T) {
 		code, body := s.page("/healthz")
 		_, h := healthz(t, code, body)
 		got := h.Policy
-		if loaded := !got.LoadedAt.IsZero(); loaded != (c.reading.Set != nil) || got.AgeSeconds < 0 || loaded && time.Since(got.LoadedAt) > deadline {
+		if loaded := !got.LoadedAt.IsZero(); loaded != (c.reading.Set != nil) || got.AgeSeconds < 0 || loaded && time.Since(got.LoadedAt) > storetest.Deadline {
 			t.Errorf("%s: loaded at %v, %d s ago", c.name, got.LoadedAt, got.AgeSeconds)
 		}
 		got.LoadedAt, got.AgeSeconds = time.Time{}, 0
@@ -198,7 +197,7 @@ func TestRequestsUnderWayKeepTheirPolicies(t *testing.T) {
 	})
 	m := &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[a=1][b=1]")}
 	for range 500 {
-		r, err := s.envoy.ShouldRateLimit(within(t), m)
+		r, err := s.envoy.ShouldRateLimit(storetest.Context(t), m)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -213,7 +212,7 @@ func TestRequestsUnderWayKeepTheirPolicies(t *testing.T) {
 
 func TestHealthOfAnUnknownServiceIsNotFound(t *testing.T) {
 	s := serve(t, anyPolicy)
-	_, err := healthpb.NewHealthClient(s.conn).Check(within(t), &healthpb.HealthCheckRequest{Service: "nobody"})
+	_, err := healthpb.NewHealthClient(s.conn).Check(storetest.Context(t), &healthpb.HealthCheckRequest{Service: "nobody"})
 	if status.Code(err) != codes.NotFound {
 		t.Errorf("health of an unknown service: %v, want NOT_FOUND", err)
 	}
@@ -221,7 +220,7 @@ func TestHealthOfAnUnknownServiceIsNotFound(t *testing.T) {
 
 func TestWatchersAreToldOfTheStop(t *testing.T) {
 	s := serve(t, anyPolicy)
-	watch, err := healthpb.NewHealthClient(s.conn).Watch(within(t), &healthpb.HealthCheckRequest{Service: "ratelimit"})
+	watch, err := healthpb.NewHealthClient(s.conn).Watch(storetest.Context(t), &healthpb.HealthCheckRequest{Service: "ratelimit"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +243,7 @@ func TestWatchersAreToldOfTheStop(t *testing.T) {
 
 func TestReflectionListsTheServices(t *testing.T) {
 	s := serve(t, anyPolicy)
-	stream, err := reflectionpb.NewServerReflectionClient(s.conn).ServerReflectionInfo(within(t))
+	stream, err := reflectionpb.NewServerReflectionClient(s.conn).ServerReflectionInfo(storetest.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}

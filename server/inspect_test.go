@@ -17,7 +17,7 @@ import (
 
 func inspect(t testing.TB, client weirv1.LeaseServiceClient, domain string, entries ...string) *weirv1.InspectResponse {
 	t.Helper()
-	r, err := client.Inspect(within(t), &weirv1.InspectRequest{Domain: domain, Entries: typed(entries...).GetEntries()})
+	r, err := client.Inspect(storetest.Context(t), &weirv1.InspectRequest{Domain: domain, Entries: typed(entries...).GetEntries()})
 	if err != nil {
 		t.Fatalf("Inspect(%q): %v", entries, err)
 	}
@@ -169,7 +169,7 @@ func TestInspectionsOutOfBoundsAreInvalid(t *testing.T) {
 		{"an empty key", "d", []string{"day", "x", "", "y"}, "entries[1].key is empty"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := s.leases.Inspect(within(t), &weirv1.InspectRequest{Domain: test.domain, Entries: typed(test.entries...).GetEntries()})
+			_, err := s.leases.Inspect(storetest.Context(t), &weirv1.InspectRequest{Domain: test.domain, Entries: typed(test.entries...).GetEntries()})
 			expectInvalid(t, err, test.want)
 		})
 	}
@@ -177,7 +177,7 @@ func TestInspectionsOutOfBoundsAreInvalid(t *testing.T) {
 
 func TestInspectBeforeAnyPolicyIsUnavailable(t *testing.T) {
 	s := newService(t, envoy.Options{})
-	_, err := s.leases.Inspect(within(t), &weirv1.InspectRequest{Domain: "d", Entries: typed("day", "x").GetEntries()})
+	_, err := s.leases.Inspect(storetest.Context(t), &weirv1.InspectRequest{Domain: "d", Entries: typed("day", "x").GetEntries()})
 	if status.Code(err) != codes.Unavailable {
 		t.Errorf("Inspect without a policy: %v, want UNAVAILABLE", err)
 	}
@@ -192,7 +192,7 @@ func TestInspectNeverFailsOpen(t *testing.T) {
 	r.recovered(t)
 	const secret = "secret-4711"
 	ask := func() (*weirv1.InspectResponse, error) {
-		return r.leases.Inspect(within(t), &weirv1.InspectRequest{Domain: "d", Entries: typed("a", secret).GetEntries()})
+		return r.leases.Inspect(storetest.Context(t), &weirv1.InspectRequest{Domain: "d", Entries: typed("a", secret).GetEntries()})
 	}
 	if got, err := ask(); err != nil || got.GetLimits()[0].GetLevel() != 1000 {
 		t.Fatalf("Inspect = %v, %v, want 1000 tokens", got, err)
@@ -214,7 +214,7 @@ func TestInspectNeverFailsOpen(t *testing.T) {
 		}
 	}
 	client := redisClient(t, redis)
-	if err := client.LPush(within(t), "weir:{d}:b:a="+secret, "x").Err(); err != nil {
+	if err := client.LPush(storetest.Context(t), "weir:{d}:b:a="+secret, "x").Err(); err != nil {
 		t.Fatal(err)
 	}
 	failed("a strange value")

@@ -13,7 +13,6 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"weir/envoy"
-	"weir/server/servertest"
 	"weir/store/storetest"
 )
 
@@ -21,7 +20,7 @@ import (
 func (s *service) post(t testing.TB, body string) *http.Response {
 	t.Helper()
 	w := httptest.NewRecorder()
-	s.HTTP(s.registry).ServeHTTP(w, httptest.NewRequestWithContext(within(t), http.MethodPost, "/json", strings.NewReader(body)))
+	s.HTTP(s.registry).ServeHTTP(w, httptest.NewRequestWithContext(storetest.Context(t), http.MethodPost, "/json", strings.NewReader(body)))
 	return w.Result()
 }
 
@@ -222,7 +221,7 @@ func TestJSONWithoutTheStore(t *testing.T) {
 	}
 	redis.Start(t)
 	r.ready(t)
-	servertest.Eventually(t, "a release is answered", func() bool { return postText(t, post(release)) == "200 OK [OK nil]" })
+	storetest.Eventually(t, "a release is answered", func() bool { return postText(t, post(release)) == "200 OK [OK nil]" })
 }
 
 // FuzzJSON: any body has an answer or an error of the sender's, and what is no

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	weirv1 "weir/proto/weir/v1"
+	"weir/store/storetest"
 )
 
 const lanePolicy = `
@@ -51,7 +52,7 @@ func refunding(d *weirv1.Descriptor) *weirv1.Descriptor {
 
 func acquire(t testing.TB, client weirv1.LeaseServiceClient, descriptors ...*weirv1.Descriptor) *weirv1.AcquireResponse {
 	t.Helper()
-	r, err := client.Acquire(within(t), &weirv1.AcquireRequest{Domain: "d", Descriptors: descriptors})
+	r, err := client.Acquire(storetest.Context(t), &weirv1.AcquireRequest{Domain: "d", Descriptors: descriptors})
 	if err != nil {
 		t.Fatalf("Acquire(%v): %v", descriptors, err)
 	}
@@ -61,7 +62,7 @@ func acquire(t testing.TB, client weirv1.LeaseServiceClient, descriptors ...*wei
 // release returns the results as words.
 func release(t testing.TB, client weirv1.LeaseServiceClient, ids ...string) string {
 	t.Helper()
-	r, err := client.Release(within(t), &weirv1.ReleaseRequest{LeaseIds: ids})
+	r, err := client.Release(storetest.Context(t), &weirv1.ReleaseRequest{LeaseIds: ids})
 	if err != nil {
 		t.Fatalf("Release(%q): %v", ids, err)
 	}
@@ -74,7 +75,7 @@ func release(t testing.TB, client weirv1.LeaseServiceClient, ids ...string) stri
 
 func renew(t testing.TB, client weirv1.LeaseServiceClient, ids ...string) string {
 	t.Helper()
-	r, err := client.Renew(within(t), &weirv1.RenewRequest{LeaseIds: ids})
+	r, err := client.Renew(storetest.Context(t), &weirv1.RenewRequest{LeaseIds: ids})
 	if err != nil {
 		t.Fatalf("Renew(%q): %v", ids, err)
 	}
@@ -254,7 +255,7 @@ func TestAcquireCharges(t *testing.T) {
 			s := serve(t, lanePolicy)
 			acquire(t, s.leases, costing(3, typed("day", "x")))
 			test.ask.Domain = "d"
-			r, err := s.leases.Acquire(within(t), test.ask)
+			r, err := s.leases.Acquire(storetest.Context(t), test.ask)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -323,7 +324,7 @@ func TestRequestsOutOfBoundsAreInvalid(t *testing.T) {
 		{"an empty key", &weirv1.AcquireRequest{Domain: "d", Descriptors: many(1, "", "x")}, "descriptors[0].entries[0].key is empty"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := s.leases.Acquire(within(t), test.ask)
+			_, err := s.leases.Acquire(storetest.Context(t), test.ask)
 			expectInvalid(t, err, test.want)
 		})
 	}
@@ -341,9 +342,9 @@ func TestRequestsOutOfBoundsAreInvalid(t *testing.T) {
 		{"more than 1000 leases", slices.Repeat([]string{id}, 1001), "1001 lease ids, at most 1000"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := s.leases.Release(within(t), &weirv1.ReleaseRequest{LeaseIds: test.ids})
+			_, err := s.leases.Release(storetest.Context(t), &weirv1.ReleaseRequest{LeaseIds: test.ids})
 			expectInvalid(t, err, test.want)
-			_, err = s.leases.Renew(within(t), &weirv1.RenewRequest{LeaseIds: test.ids})
+			_, err = s.leases.Renew(storetest.Context(t), &weirv1.RenewRequest{LeaseIds: test.ids})
 			expectInvalid(t, err, test.want)
 		})
 	}
@@ -365,7 +366,7 @@ func expectInvalid(t *testing.T, err error, want string) {
 
 func TestWhatIsNotThereYetIsUnimplemented(t *testing.T) {
 	s := serve(t, lanePolicy)
-	_, err := s.leases.Acquire(within(t), &weirv1.AcquireRequest{Domain: "d", OperationId: "1", Descriptors: []*weirv1.Descriptor{typed("day", "x")}})
+	_, err := s.leases.Acquire(storetest.Context(t), &weirv1.AcquireRequest{Domain: "d", OperationId: "1", Descriptors: []*weirv1.Descriptor{typed("day", "x")}})
 	if status.Code(err) != codes.Unimplemented {
 		t.Errorf("Acquire with an operation_id: %v, want UNIMPLEMENTED", err)
 	}
@@ -469,11 +470,11 @@ descriptors:
 	for i := range 342 { // 1,026 limits
 		m.Descriptors = append(m.Descriptors, typed("a", strconv.Itoa(i)))
 	}
-	if _, err := s.leases.Acquire(within(t), m); status.Code(err) != codes.InvalidArgument {
+	if _, err := s.leases.Acquire(storetest.Context(t), m); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("Acquire of 1,026 limits: %v, want INVALID_ARGUMENT", err)
 	}
 	m.Descriptors = m.Descriptors[:341]
-	if r, err := s.leases.Acquire(within(t), m); err != nil || !r.GetAdmitted() {
+	if r, err := s.leases.Acquire(storetest.Context(t), m); err != nil || !r.GetAdmitted() {
 		t.Errorf("Acquire of 1,023 limits = %v, %v, want admitted", r.GetAdmitted(), err)
 	}
 }

@@ -166,7 +166,7 @@ func TestLeasesAreCountedToTheirEnd(t *testing.T) {
 
 func TestARefundOfABucketIsNoMisuse(t *testing.T) {
 	s := serve(t, metricsPolicy)
-	if _, err := s.leases.Acquire(within(t), &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{
+	if _, err := s.leases.Acquire(storetest.Context(t), &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{
 		refunding(typed("bucket", "x")), typed("account", "x"),
 	}}); err != nil {
 		t.Fatal(err)

@@ -61,13 +61,13 @@ func (r *replica) healthz(t testing.TB) (int, server.Health) {
 
 func (r *replica) ready(t testing.TB) {
 	t.Helper()
-	servertest.Eventually(t, "the replica is ready", func() bool { return health(t, r.health) == "SERVING" })
+	storetest.Eventually(t, "the replica is ready", func() bool { return health(t, r.health) == "SERVING" })
 }
 
 // heldReaches waits until the replica counts n leases of domain d.
 func (r *replica) heldReaches(t testing.TB, n float64) {
 	t.Helper()
-	servertest.Eventually(t, "the leases are given back", func() bool {
+	storetest.Eventually(t, "the leases are given back", func() bool {
 		_, text := r.Get(t, "/metrics")
 		return strings.Contains(text, `weir_leases_held{domain="d"}`) && metricIn(t, text, `weir_leases_held{domain="d"}`) == n
 	})
@@ -76,7 +76,7 @@ func (r *replica) heldReaches(t testing.TB, n float64) {
 // decided asks and returns the answer's overall code, bypass and bypass_reason.
 func (r *replica) decided(t testing.TB, descriptors string) (code, bypass, reason string) {
 	t.Helper()
-	m, err := r.envoy.ShouldRateLimit(within(t), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, descriptors)})
+	m, err := r.envoy.ShouldRateLimit(storetest.Context(t), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, descriptors)})
 	if err != nil {
 		t.Fatalf("%s: %v", descriptors, err)
 	}
@@ -87,7 +87,7 @@ func (r *replica) decided(t testing.TB, descriptors string) (code, bypass, reaso
 // recovered waits until the store decides again.
 func (r *replica) recovered(t testing.TB) {
 	t.Helper()
-	servertest.Eventually(t, "the store decides again", func() bool {
+	storetest.Eventually(t, "the store decides again", func() bool {
 		_, bypass, _ := r.decided(t, "[a=1]")
 		return bypass == "" && r.metric(t, "weir_store_up") == 1
 	})
@@ -210,14 +210,14 @@ func TestAKilledRedisIsBypassedUntilItIsBack(t *testing.T) {
 
 	redis.Start(t)
 	r.recovered(t)
-	servertest.Eventually(t, "/healthz is ok", func() bool { _, h := r.healthz(t); return h.Status == "ok" })
+	storetest.Eventually(t, "/healthz is ok", func() bool { _, h := r.healthz(t); return h.Status == "ok" })
 	// Redis has forgotten: one fresh burst, and then the limit holds.
 	for _, want := range []string{"OK", "OVER_LIMIT"} {
 		if code, bypass, _ := r.decided(t, "[one=x]"); code != want || bypass != "" {
 			t.Errorf("[one=x] = %s, bypass %q; want %s by the store", code, bypass, want)
 		}
 	}
-	servertest.Eventually(t, "the log tells of the return", func() bool { return strings.Count(r.Log(), "store answers") > 1 })
+	storetest.Eventually(t, "the log tells of the return", func() bool { return strings.Count(r.Log(), "store answers") > 1 })
 	r.expectLogged(t, "store failed", 1)
 	r.expectLogged(t, "store answers", 2) // at the start, and now
 }
@@ -278,7 +278,7 @@ type call struct {
 // begin sends a request and returns when the server has it.
 func (r *replica) begin(t testing.TB, descriptors string) call {
 	t.Helper()
-	ctx, cancel := context.WithCancel(within(t))
+	ctx, cancel := context.WithCancel(storetest.Context(t))
 	stream, err := r.conn.NewStream(ctx, &grpc.StreamDesc{}, shouldRateLimit)
 	if err != nil {
 		t.Fatal(err)
@@ -322,7 +322,7 @@ func TestTheLeaseOfACallerThatHasGoneIsGivenBack(t *testing.T) {
 	resume(t, redis)
 	r.recovered(t)
 	// The server gives back what it was told of; the store, what came even later.
-	servertest.Eventually(t, "all three are decided", func() bool {
+	storetest.Eventually(t, "all three are decided", func() bool {
 		return r.metric(t, `weir_leases_given_back_total{domain="d"}`)+r.bypassed(t, "lane") == 3
 	})
 	r.heldReaches(t, 0)
@@ -339,7 +339,7 @@ func TestAStopFinishesTheRequestsUnderWay(t *testing.T) {
 	pause(t, redis)
 	under := r.begin(t, "[one=x]")
 	r.Terminate(t)
-	servertest.Eventually(t, "/healthz says that it drains", func() bool {
+	storetest.Eventually(t, "/healthz says that it drains", func() bool {
 		code, h := r.healthz(t)
 		return code == 503 && h.Status == "draining"
 	})
@@ -399,7 +399,7 @@ func TestNoLeaseIsLeftOverFromALongOutage(t *testing.T) {
 
 	pause(t, redis)
 	together(50, func(i int) { r.decided(t, fmt.Sprintf("[lane=%d]", i)) })
-	servertest.Eventually(t, "the store was looked for in vain, for a second each time", func() bool {
+	storetest.Eventually(t, "the store was looked for in vain, for a second each time", func() bool {
 		return r.metric(t, `weir_store_errors_total{op="ping",reason="store_timeout"}`)+
 			r.metric(t, `weir_store_errors_total{op="ping",reason="store_unavailable"}`) >= 3
 	})
@@ -415,7 +415,7 @@ func TestErrorsOfOneKeyAreNoOutage(t *testing.T) {
 	r := newReplica(t, outagePolicy, "--redis", redis.URL, "--store-timeout", "1s")
 	r.ready(t)
 	client := redisClient(t, redis)
-	if err := client.LPush(within(t), "weir:{d}:b:a=poisoned", "x").Err(); err != nil {
+	if err := client.LPush(storetest.Context(t), "weir:{d}:b:a=poisoned", "x").Err(); err != nil {
 		t.Fatal(err)
 	}
 	for range 20 {
@@ -431,7 +431,7 @@ func TestErrorsOfOneKeyAreNoOutage(t *testing.T) {
 	}
 	r.expectLogged(t, "store failed", 0)
 
-	if err := client.ConfigSet(within(t), "maxmemory", "1").Err(); err != nil {
+	if err := client.ConfigSet(storetest.Context(t), "maxmemory", "1").Err(); err != nil {
 		t.Fatal(err)
 	}
 	for range 20 {
@@ -443,7 +443,7 @@ func TestErrorsOfOneKeyAreNoOutage(t *testing.T) {
 		t.Errorf("healthz = %d %+v, want degraded", code, h)
 	}
 	r.expectLogged(t, "store failed", 1)
-	if err := client.ConfigSet(within(t), "maxmemory", "0").Err(); err != nil {
+	if err := client.ConfigSet(storetest.Context(t), "maxmemory", "0").Err(); err != nil {
 		t.Fatal(err)
 	}
 	r.recovered(t)

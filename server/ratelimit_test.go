@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"weir/envoy"
+	"weir/store/storetest"
 )
 
 // hourPolicy is that of cases R05, R06 and R19, with a lane for C13.
@@ -99,7 +100,7 @@ func TestAWideRequestIsAnsweredWhole(t *testing.T) {
 // lease's id does.
 func TestOnlyAReleaseFreesASlot(t *testing.T) {
 	s := serve(t, hourPolicy)
-	r, err := s.envoy.ShouldRateLimit(within(t), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[user=u h=1]")})
+	r, err := s.envoy.ShouldRateLimit(storetest.Context(t), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[user=u h=1]")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +184,7 @@ func TestOddTextsGetARightAnswer(t *testing.T) {
 	long := strings.Repeat("x", 100_000)
 	for _, value := range []string{"", long, long + "y", "\x00", "a\x00b", "{}", "weir:{d}", ",=:#%", "\u202e", "%00", "💥"} {
 		for _, want := range []string{"OK [OK 4]", "OK [OK 3]"} {
-			r, err := s.envoy.ShouldRateLimit(within(t), &rls.RateLimitRequest{
+			r, err := s.envoy.ShouldRateLimit(storetest.Context(t), &rls.RateLimitRequest{
 				Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{{Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: "a", Value: value}}}},
 			})
 			if err != nil {
@@ -241,7 +242,7 @@ func send(ctx context.Context, conn *grpc.ClientConn, method string, message []b
 
 func TestAMessageThatIsTooLargeIsRefusedAsSuch(t *testing.T) {
 	s := serve(t, hourPolicy)
-	_, err := send(within(t), s.conn, shouldRateLimit, make([]byte, 5<<20))
+	_, err := send(storetest.Context(t), s.conn, shouldRateLimit, make([]byte, 5<<20))
 	if got := status.Code(err); got != codes.ResourceExhausted {
 		t.Errorf("5 MiB: %v, want RESOURCE_EXHAUSTED", err)
 	}
@@ -254,7 +255,7 @@ func TestARefusalTellsWhyAndHowLong(t *testing.T) {
 	for range 5 {
 		ask(t, s.envoy, "d", "[a=1]", 0)
 	}
-	r, err := s.envoy.ShouldRateLimit(within(t), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[a=1]")})
+	r, err := s.envoy.ShouldRateLimit(storetest.Context(t), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[a=1]")})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -52,7 +52,7 @@ func (rs replicas) together(t testing.TB, descriptors ...*weirv1.Descriptor) []*
 	for i := range askers {
 		work.Go(func() {
 			<-start
-			answers[i], errs[i] = rs[i%len(rs)].leases.Acquire(within(t), &weirv1.AcquireRequest{Domain: "d", Descriptors: descriptors})
+			answers[i], errs[i] = rs[i%len(rs)].leases.Acquire(storetest.Context(t), &weirv1.AcquireRequest{Domain: "d", Descriptors: descriptors})
 		})
 	}
 	close(start)
@@ -125,7 +125,7 @@ func TestReplicasAdmitExactlyTheLimitTogether(t *testing.T) {
 		var work sync.WaitGroup
 		for i, r := range rs {
 			work.Go(func() {
-				m, err := r.leases.Release(within(t), &weirv1.ReleaseRequest{LeaseIds: []string{id}})
+				m, err := r.leases.Release(storetest.Context(t), &weirv1.ReleaseRequest{LeaseIds: []string{id}})
 				if err != nil || len(m.GetResults()) != 1 {
 					results[i] = fmt.Sprint(m, err)
 					return

@@ -72,7 +72,7 @@ func TestNobodySeesASensitiveValue(t *testing.T) {
 	var s seen
 
 	ask := func(d ...*ratelimit.RateLimitDescriptor) *rls.RateLimitResponse {
-		m, err := r.envoy.ShouldRateLimit(within(t), &rls.RateLimitRequest{Domain: "d", Descriptors: d})
+		m, err := r.envoy.ShouldRateLimit(storetest.Context(t), &rls.RateLimitRequest{Domain: "d", Descriptors: d})
 		s.add(m, err)
 		return m
 	}
@@ -116,11 +116,11 @@ func TestNobodySeesASensitiveValue(t *testing.T) {
 			many.Entries = append(many.Entries, entry("api_key", secret).GetEntries()...)
 		}
 		ask(many)
-		acquired, err := r.leases.Acquire(within(t), &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{typed("api_key", secret), typed("x-a", secret)}})
+		acquired, err := r.leases.Acquire(storetest.Context(t), &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{typed("api_key", secret), typed("x-a", secret)}})
 		s.add(acquired, err)
-		acquired, err = r.leases.Acquire(within(t), &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{typed("", secret)}})
+		acquired, err = r.leases.Acquire(storetest.Context(t), &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{typed("", secret)}})
 		s.add(acquired, err)
-		released, err := r.leases.Release(within(t), &weirv1.ReleaseRequest{LeaseIds: []string{secret}})
+		released, err := r.leases.Release(storetest.Context(t), &weirv1.ReleaseRequest{LeaseIds: []string{secret}})
 		s.add(released, err)
 	}
 	for _, secret := range secrets() {
@@ -132,7 +132,7 @@ func TestNobodySeesASensitiveValue(t *testing.T) {
 		t.Fatal(err)
 	}
 	invalid[len(invalid)-1] = 0xff // no UTF-8
-	m, err := send(within(t), r.conn, shouldRateLimit, invalid)
+	m, err := send(storetest.Context(t), r.conn, shouldRateLimit, invalid)
 	s.add(m, err)
 
 	// Somebody else's values under the keys: WRONGTYPE, which is logged.

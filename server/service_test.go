@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -41,9 +40,6 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// deadline is how long a test waits for an answer that must come.
-const deadline = 20 * time.Second
-
 // service is a server in this process, and its clients.
 type service struct {
 	*server.Server
@@ -68,7 +64,7 @@ func serviceOn(t testing.TB, st store.Store, clock *storetest.Clock, o envoy.Opt
 	s.Server = server.New(server.Options{
 		Store: st,
 		// Not a minute of machine time, however busy: the memory store answers at once.
-		StoreTimeout: deadline,
+		StoreTimeout: storetest.Deadline,
 		Logger:       slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Registerer:   s.registry,
 		Encode:       o,
@@ -104,7 +100,7 @@ func serve(t testing.TB, text string) *service {
 	s := newService(t, envoy.Options{})
 	s.setPolicy(t, text)
 	s.run(t)
-	servertest.Eventually(t, "the store answers", func() bool { return s.metric(t, "weir_ready") == 1 })
+	storetest.Eventually(t, "the store answers", func() bool { return s.metric(t, "weir_ready") == 1 })
 	return s
 }
 
@@ -182,12 +178,6 @@ func metricIn(t testing.TB, text, series string) float64 {
 	return 0
 }
 
-func within(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), deadline)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 // ask sends a request in the notation of cases.md and returns the answer in it:
 //
 //	ask(t, client, "d", "[a=1 h=5][b=2,c=3 neg]", 0)  "OVER [OVER 0][OK 3]"
@@ -197,7 +187,7 @@ func within(t testing.TB) context.Context {
 // remains, nil if it has no limit. An error is its code.
 func ask(t testing.TB, client rls.RateLimitServiceClient, domain, descriptors string, hits uint32) string {
 	t.Helper()
-	r, err := client.ShouldRateLimit(within(t), &rls.RateLimitRequest{Domain: domain, Descriptors: descriptorsOf(t, descriptors), HitsAddend: hits})
+	r, err := client.ShouldRateLimit(storetest.Context(t), &rls.RateLimitRequest{Domain: domain, Descriptors: descriptorsOf(t, descriptors), HitsAddend: hits})
 	if err != nil {
 		return status.Code(err).String()
 	}

@@ -6,12 +6,14 @@ import (
 	"time"
 
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"weir/store/storetest"
 )
 
 func TestAWatcherOfHealthDoesNotHoldUpAStop(t *testing.T) {
 	r := newReplica(t, outagePolicy, "--drain-timeout", "15s")
 	r.ready(t)
-	watch, err := r.health.Watch(within(t), &healthpb.HealthCheckRequest{})
+	watch, err := r.health.Watch(storetest.Context(t), &healthpb.HealthCheckRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}

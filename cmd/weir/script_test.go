@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"weir/store/storetest"
 )
 
 func TestMain(m *testing.M) {
@@ -92,7 +94,7 @@ func logged(ts *testscript.TestScript, _ bool, args []string) {
 func waitForLog(ts *testscript.TestScript, line *regexp.Regexp) []string {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	end := time.After(20 * time.Second)
+	end := time.After(storetest.Deadline)
 	for {
 		text, err := os.ReadFile(ts.MkAbs("log"))
 		if err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"weir/policy"
+	"weir/store/storetest"
 )
 
 // A change is read whatever way it comes about. One that no event tells of (here:
@@ -78,7 +79,7 @@ func TestAChangeOfThePolicyFilesIsRead(t *testing.T) {
 			c.change(t, dir)
 			select {
 			case <-found:
-			case <-time.After(20 * time.Second):
+			case <-time.After(storetest.Deadline):
 				t.Error("the change was not read")
 			}
 			stop()

@@ -47,7 +47,7 @@ func start(t *testing.T, flags []string, changes ...change) *stack {
 		t.Fatal(err)
 	}
 	// The tests are about decisions. Nobody should fail open because the machine is slow.
-	flags = append([]string{"--lease-header", "--store-timeout", deadline.String()}, flags...)
+	flags = append([]string{"--lease-header", "--store-timeout", storetest.Deadline.String()}, flags...)
 	s := &stack{weir: servertest.Start(t, string(policy), flags...), client: &http.Client{Transport: new(http.Transport)}}
 	s.upstream = startUpstream(t, weirv1.NewLeaseServiceClient(s.weir.Dial(t)))
 	s.envoy = s.front(t, changes...)
@@ -95,7 +95,7 @@ func (s *stack) get(t *testing.T, account, path string, headers ...string) answe
 }
 
 func (s *stack) send(ctx context.Context, account, path string, headers ...string) (answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, deadline)
+	ctx, cancel := context.WithTimeout(ctx, storetest.Deadline)
 	defer cancel()
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.envoy.url+path, nil)
 	if err != nil {

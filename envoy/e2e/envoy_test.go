@@ -14,11 +14,8 @@ import (
 	"testing"
 	"time"
 
-	"weir/server/servertest"
+	"weir/store/storetest"
 )
-
-// deadline is how long a test waits for what must come.
-const deadline = 20 * time.Second
 
 // shipped is the configuration under test: what users start from.
 const shipped = "../envoy.yaml"
@@ -102,7 +99,7 @@ func startEnvoy(t *testing.T, config string) *envoy {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		select {
 		case <-exited:
-		case <-time.After(deadline):
+		case <-time.After(storetest.Deadline):
 			t.Error("Envoy does not end on SIGTERM")
 			_ = cmd.Process.Kill()
 			<-exited
@@ -112,7 +109,7 @@ func startEnvoy(t *testing.T, config string) *envoy {
 		}
 	})
 
-	servertest.Eventually(t, "Envoy is ready", func() bool {
+	storetest.Eventually(t, "Envoy is ready", func() bool {
 		select {
 		case <-exited:
 			t.Fatal("Envoy ended at once")
@@ -208,7 +205,7 @@ type logEntry struct {
 func (e *envoy) logged(t *testing.T, path string) logEntry {
 	t.Helper()
 	var found logEntry
-	servertest.Eventually(t, "the access log has "+path, func() bool {
+	storetest.Eventually(t, "the access log has "+path, func() bool {
 		e.mu.Lock()
 		lines := bytes.Split(bytes.Clone(e.stdout.Bytes()), []byte("\n"))
 		e.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	weirv1 "weir/proto/weir/v1"
+	"weir/store/storetest"
 )
 
 // upstream is the service behind Envoy. It releases each request's lease, as
@@ -53,7 +54,7 @@ func (u *upstream) releasing(t *testing.T, next http.Handler) http.Handler {
 		}
 		defer func() {
 			// The client may have gone, and its context with it; the slot is ours to give back all the same.
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), deadline)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), storetest.Deadline)
 			defer cancel()
 			answer, err := u.leases.Release(ctx, &weirv1.ReleaseRequest{LeaseIds: []string{lease}})
 			if err != nil {

@@ -18,10 +18,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-)
 
-// deadline is how long a test waits for what must come.
-const deadline = 20 * time.Second
+	"weir/store/storetest"
+)
 
 var (
 	buildOnce sync.Once
@@ -116,7 +115,7 @@ func Start(t testing.TB, policy string, flags ...string) *Process {
 		p.GRPC, p.HTTP, p.Admin = m[1], m[2], m[3]
 	case <-p.exited:
 		t.Fatalf("weir serve ended at once:\n%s", p.Log())
-	case <-time.After(deadline):
+	case <-time.After(storetest.Deadline):
 		t.Fatalf("weir serve does not listen:\n%s", p.Log())
 	}
 	return p
@@ -153,7 +152,7 @@ func (p *Process) Wait(t testing.TB) int {
 	t.Helper()
 	select {
 	case <-p.exited:
-	case <-time.After(deadline):
+	case <-time.After(storetest.Deadline):
 		t.Fatalf("weir serve does not end:\n%s", p.Log())
 	}
 	return p.cmd.ProcessState.ExitCode()
@@ -175,19 +174,4 @@ func (p *Process) Get(t testing.TB, path string) (int, string) {
 		t.Fatal(err)
 	}
 	return r.StatusCode, b.String()
-}
-
-// Eventually waits until ok returns true, asking again and again.
-func Eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	end := time.After(deadline)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-end:
-			t.Fatalf("not in %v: %s", deadline, what)
-		}
-	}
 }

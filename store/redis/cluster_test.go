@@ -62,7 +62,7 @@ func slotOf(t testing.TB, n *storetest.Redis, domain string) string {
 func evals(t testing.TB, n *storetest.Redis) (calls int) {
 	t.Helper()
 	text := ""
-	eventually(t, "INFO", func() bool { // a failover cuts connections
+	storetest.Eventually(t, "INFO", func() bool { // a failover cuts connections
 		var err error
 		text, err = n.Do("INFO", "commandstats")
 		return err == nil
@@ -113,7 +113,7 @@ func slotMoves(t *testing.T, c *storetest.Cluster) {
 		}
 	}
 	// Of several keys all must be there: else nothing runs, and nothing is charged.
-	ctx, cancel := contextFor(t, 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	fresh := oneOf(t, domain, bucket(t, 7, time.Hour), lane(t, 7, time.Hour))
 	if _, err := s.Decide(ctx, fresh); !errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("new keys in a slot that moves: %v, want ErrUnavailable", err)
@@ -195,7 +195,7 @@ func slotMovesUnderLoad(t *testing.T, c *storetest.Cluster) {
 		mu.Lock()
 		sofar := admitted
 		mu.Unlock()
-		eventually(t, "some are admitted", func() bool {
+		storetest.Eventually(t, "some are admitted", func() bool {
 			mu.Lock()
 			defer mu.Unlock()
 			return admitted >= min(sofar+20, capacity)
@@ -224,7 +224,7 @@ func TestANodeThatHangs(t *testing.T) {
 	domains := domainsOf(t, c, 5)
 	l := lane(t, 1000, time.Hour)
 	ask := func(domain string, within time.Duration) error {
-		ctx, cancel := contextFor(t, within)
+		ctx, cancel := context.WithTimeout(t.Context(), within)
 		defer cancel()
 		_, err := s.Decide(ctx, oneOf(t, domain, l))
 		return err
@@ -268,7 +268,7 @@ func TestANodeThatHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, d := range domains[0] {
-		eventually(t, "what was granted to nobody is given back", func() bool {
+		storetest.Eventually(t, "what was granted to nobody is given back", func() bool {
 			n, err := s.Held(storetest.Context(t), d)
 			return err == nil && n == 1
 		})
@@ -300,7 +300,7 @@ func nodeDies(t *testing.T, c *storetest.Cluster) {
 		}
 	}
 	c.Nodes[2].Start(t)
-	eventually(t, "the node is found again", func() bool {
+	storetest.Eventually(t, "the node is found again", func() bool {
 		_, err := s.Decide(storetest.Context(t), oneOf(t, domains[2][0], b))
 		return err == nil
 	})
@@ -328,7 +328,7 @@ func clusterComesLater(t *testing.T, c *storetest.Cluster) {
 	for _, n := range c.Nodes {
 		n.Start(t)
 	}
-	eventually(t, "the cluster is found", func() bool {
+	storetest.Eventually(t, "the cluster is found", func() bool {
 		_, err := s.Decide(storetest.Context(t), r)
 		return err == nil
 	})

@@ -35,14 +35,14 @@ func TestAPasswordThatChanges(t *testing.T) {
 			t.Fatal(err)
 		}
 		change("second")
-		eventually(t, "the new password is used", func() bool {
+		storetest.Eventually(t, "the new password is used", func() bool {
 			_, err := s.Decide(storetest.Context(t), r)
 			return err == nil
 		})
 
 		fails := func(want string) {
 			t.Helper()
-			eventually(t, "it fails with "+want, func() bool {
+			storetest.Eventually(t, "it fails with "+want, func() bool {
 				_, err := s.Decide(storetest.Context(t), r)
 				if err == nil {
 					return false
@@ -65,7 +65,7 @@ func TestAPasswordThatChanges(t *testing.T) {
 		if err := os.WriteFile(path, []byte("third"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the third is used", func() bool {
+		storetest.Eventually(t, "the third is used", func() bool {
 			_, err := s.Decide(storetest.Context(t), r)
 			return err == nil
 		})
@@ -117,13 +117,13 @@ func TestEvictionIsToldOf(t *testing.T) {
 		s := openWith(t, redis.Options{URL: server.URL, Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
 		decide(t, s, r)
 		const warning = "level=WARN msg=\"redis may evict keys"
-		eventually(t, "a warning", func() bool { return log.count(warning) == 1 && log.count("maxmemory_policy=allkeys-lru") == 1 })
+		storetest.Eventually(t, "a warning", func() bool { return log.count(warning) == 1 && log.count("maxmemory_policy=allkeys-lru") == 1 })
 
 		// A connection more is no news; another policy is, and another server.
 		again := func() {
 			t.Helper()
 			server.MustDo(t, "CLIENT", "KILL", "TYPE", "normal")
-			eventually(t, "it answers", func() bool {
+			storetest.Eventually(t, "it answers", func() bool {
 				_, err := s.Decide(storetest.Context(t), r)
 				return err == nil
 			})
@@ -131,14 +131,14 @@ func TestEvictionIsToldOf(t *testing.T) {
 		again()
 		server.MustDo(t, "CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
 		again()
-		eventually(t, "the other policy", func() bool { return log.count("maxmemory_policy=volatile-ttl") == 1 })
+		storetest.Eventually(t, "the other policy", func() bool { return log.count("maxmemory_policy=volatile-ttl") == 1 })
 		server.MustDo(t, "CONFIG", "SET", "maxmemory-policy", "noeviction")
 		again()
 		server.Kill()
 		server.Start(t)
 		server.MustDo(t, "CONFIG", "SET", "maxmemory-policy", "volatile-ttl")
 		again()
-		eventually(t, "the other server", func() bool { return log.count("maxmemory_policy=volatile-ttl") == 2 })
+		storetest.Eventually(t, "the other server", func() bool { return log.count("maxmemory_policy=volatile-ttl") == 2 })
 		if n := log.count(warning); n != 3 {
 			t.Errorf("%d warnings, want 3", n)
 		}
@@ -151,7 +151,7 @@ func TestEvictionIsToldOf(t *testing.T) {
 			Logger: slog.New(slog.NewTextHandler(quiet, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		})
 		decide(t, s, r)
-		eventually(t, "a note", func() bool { return quiet.count("level=DEBUG") > 0 })
+		storetest.Eventually(t, "a note", func() bool { return quiet.count("level=DEBUG") > 0 })
 		if n := quiet.count("level=WARN"); n > 0 {
 			t.Errorf("%d warnings, want none", n)
 		}

@@ -100,7 +100,7 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 				}
 			}
 			clients.Wait()
-			result, info := porcupine.CheckOperationsVerbose(worlds, h.operations, 6*storetest.Deadline)
+			result, info := porcupine.CheckOperationsVerbose(worlds, h.operations, 3*storetest.Deadline)
 			if result != porcupine.Ok {
 				path := t.ArtifactDir() + "/history.html"
 				if err := porcupine.VisualizePath(worlds, info, path); err != nil {

@@ -1,13 +1,11 @@
 package redis_test
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -92,14 +90,4 @@ func dump(t *testing.T, client *goredis.Client, now int64) string {
 		}
 	}
 	return b.String()
-}
-
-func contextFor(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(t.Context(), d)
-}
-
-// eventually asks again and again until ok.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	storetest.Wait(t, what, ok)
 }

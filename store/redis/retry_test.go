@@ -98,7 +98,7 @@ func TestRefusedCallsAreTriedAgain(t *testing.T) {
 						}
 					})
 				}
-				storetest.Wait(t, "the server is found ill", func() bool { return s.routes.node("").pipes.health.ill.Load() })
+				storetest.Eventually(t, "the server is found ill", func() bool { return s.routes.node("").pipes.health.ill.Load() })
 				tt.again(server)
 				asked.Wait()
 				d, err := s.Decide(ctx, r)

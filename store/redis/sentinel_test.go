@@ -1,6 +1,7 @@
 package redis_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"syscall"
@@ -24,12 +25,12 @@ func TestAFailover(t *testing.T) {
 			b := bucket(t, 1000, 24*time.Hour)
 			left := decide(t, s, oneOf(t, "d", b)).Results[0].Remaining
 			servers.Primary.MustDo(t, "WAIT", "1", "5000")
-			eventually(t, "a sentinel starts a failover", func() bool {
+			storetest.Eventually(t, "a sentinel starts a failover", func() bool {
 				_, err := servers.Sentinels[0].Do("SENTINEL", "FAILOVER", storetest.SentinelName)
 				return err == nil
 			})
 			before, begin := evals(t, servers.Replica), time.Now()
-			eventually(t, "decisions are taken on the new primary", func() bool {
+			storetest.Eventually(t, "decisions are taken on the new primary", func() bool {
 				d, err := s.Decide(storetest.Context(t), oneOf(t, "d", b))
 				if err != nil && !errors.Is(err, store.ErrUnavailable) {
 					t.Errorf("Decide: %v, want ErrUnavailable", err)
@@ -45,7 +46,7 @@ func TestAFailover(t *testing.T) {
 			}
 			host, port, _ := strings.Cut(servers.Replica.Addr(), ":")
 			servers.Primary.MustDo(t, "REPLICAOF", host, port) // as the sentinels do, eight seconds later
-			eventually(t, "the old primary is a replica", func() bool {
+			storetest.Eventually(t, "the old primary is a replica", func() bool {
 				for _, n := range servers.Sentinels {
 					replicas, err := n.Do("SENTINEL", "REPLICAS", storetest.SentinelName)
 					if err != nil || !strings.Contains(replicas, "master-link-status\nok") {
@@ -64,8 +65,8 @@ func TestAFailover(t *testing.T) {
 			}
 			late := openWith(t, redis.Options{URL: servers.URL})
 			for _, s := range []*redis.Store{s, late} {
-				eventually(t, "decisions are taken on the old primary again", func() bool {
-					ctx, cancel := contextFor(t, 100*time.Millisecond)
+				storetest.Eventually(t, "decisions are taken on the old primary again", func() bool {
+					ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 					defer cancel()
 					_, err := s.Decide(ctx, oneOf(t, "d", b))
 					return err == nil

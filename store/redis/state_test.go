@@ -1,6 +1,7 @@
 package redis_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -371,7 +372,7 @@ func TestErrorsTellTheStoreFromTheCall(t *testing.T) {
 			t.Errorf("Decide without a server: %v, want ErrUnavailable", err)
 		}
 		server.Start(t)
-		eventually(t, "Redis is found again", func() bool {
+		storetest.Eventually(t, "Redis is found again", func() bool {
 			_, err := s.Decide(ctx, request(good))
 			return err == nil
 		})
@@ -413,7 +414,7 @@ func stall(t *testing.T, server *storetest.Redis, pings int) {
 	var group sync.WaitGroup
 	for range 40 {
 		group.Go(func() {
-			ctx, cancel := contextFor(t, 20*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 			defer cancel()
 			if _, err := s.Decide(ctx, withLease(r)); !errors.Is(err, store.ErrUnavailable) {
 				t.Errorf("Decide on a stopped server: %v, want ErrUnavailable", err)
@@ -427,7 +428,7 @@ func stall(t *testing.T, server *storetest.Redis, pings int) {
 		}
 	}
 	resume()
-	eventually(t, "one lease is held", func() bool {
+	storetest.Eventually(t, "one lease is held", func() bool {
 		n, err := s.Held(storetest.Context(t), "d")
 		return err == nil && n == 1
 	})
@@ -455,7 +456,7 @@ func TestAUserWithFewRights(t *testing.T) {
 		}
 		for _, life := range []time.Duration{20 * time.Millisecond, time.Minute} {
 			r := withLease(request(check(bucket(t, 10, time.Second), "x"), check(w, "x"), check(lane(t, 1, life), "x")))
-			eventually(t, "admitted", func() bool { // the second waits for the first to expire, and cleans it away
+			storetest.Eventually(t, "admitted", func() bool { // the second waits for the first to expire, and cleans it away
 				r.Lease = storetest.TestLease("d", leaseNumber.Add(1))
 				return decide(t, s, r).Admitted
 			})

@@ -3,7 +3,6 @@
 package storetest
 
 import (
-	"context"
 	"encoding/binary"
 	"fmt"
 	"strconv"
@@ -474,14 +473,4 @@ func parseOverride(text string) (*limit.Window, error) {
 	}
 	w, err := limit.NewWindow(n, limit.ParseUnit(unit), 1)
 	return &w, err
-}
-
-// Deadline is how long a test waits for what must come.
-const Deadline = 10 * time.Second
-
-// Context is a context for one call of a test.
-func Context(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), Deadline)
-	t.Cleanup(cancel)
-	return ctx
 }

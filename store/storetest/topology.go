@@ -14,21 +14,6 @@ import (
 	"time"
 )
 
-// Wait asks again and again until ok, which what describes.
-func Wait(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	end := time.After(Deadline)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-end:
-			t.Fatalf("not in time: %s", what)
-		}
-	}
-}
-
 // Addr is the server's host:port, if it has one.
 func (r *Redis) Addr() string { return r.tcp }
 
@@ -156,7 +141,7 @@ func startCluster(t testing.TB, masters int, start func(flags func() []string) *
 		host, port, _ := strings.Cut(n.tcp, ":")
 		c.Nodes[0].MustDo(t, "CLUSTER", "MEET", host, port, n.flag("--cluster-port"))
 	}
-	Wait(t, "all nodes know all slots", func() bool {
+	Eventually(t, "all nodes know all slots", func() bool {
 		for _, n := range c.Nodes {
 			info := n.MustDo(t, "CLUSTER", "INFO")
 			if !strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, "cluster_slots_assigned:16384") ||
@@ -222,7 +207,7 @@ func StartSentinel(t testing.TB, bin, sentinelPassword string) *Sentinel {
 		s.Sentinels = append(s.Sentinels, n)
 		hosts = append(hosts, n.tcp)
 	}
-	Wait(t, "the sentinels know each other and the replica", func() bool {
+	Eventually(t, "the sentinels know each other and the replica", func() bool {
 		for _, n := range s.Sentinels {
 			if _, err := n.Do("SENTINEL", "CKQUORUM", SentinelName); err != nil {
 				return false
