@@ -43,10 +43,10 @@ descriptors:
 func FuzzProtocol(f *testing.F) {
 	for _, m := range []*rls.RateLimitRequest{
 		{Domain: "d", Descriptors: descriptorsOf(f, "[a=1]")},
-		{Domain: "d", Descriptors: descriptorsOf(f, "[a=1 limit=3/UNKNOWN]")},
-		{Domain: "d", Descriptors: descriptorsOf(f, "[a=1 limit=3/99]")},
-		{Domain: "d", Descriptors: descriptorsOf(f, "[a=1 h=18446744073709551611][a=2 h=9007199254740993]")},
-		{Domain: "d", Descriptors: descriptorsOf(f, "[lane=1 neg][pool=1][banned=1][free=1]"), HitsAddend: 1<<32 - 1},
+		{Domain: "d", Descriptors: descriptorsOf(f, "[a=1;limit=3/UNKNOWN]")},
+		{Domain: "d", Descriptors: descriptorsOf(f, "[a=1;limit=3/99]")},
+		{Domain: "d", Descriptors: descriptorsOf(f, "[a=1;hits=18446744073709551611][a=2;hits=9007199254740993]")},
+		{Domain: "d", Descriptors: descriptorsOf(f, "[lane=1;neg][pool=1][banned=1][free=1]"), HitsAddend: 1<<32 - 1},
 		{Domain: "d", Descriptors: descriptorsOf(f, "[weir.event=release,weir.lease_id=AAAAAAAAAAAAAAAAAAAAAA.d,weir.outcome=ok]")},
 		{Domain: "d", Descriptors: descriptorsOf(f, "[weir.event=usage,a=1][weir.stream_id=s]")},
 		{Domain: "other", Descriptors: descriptorsOf(f, "[a=\x00][=]")},
@@ -78,7 +78,7 @@ func FuzzProtocol(f *testing.F) {
 func (s *service) expectRightAnswer(t *testing.T, message []byte) {
 	// Buckets fill up, windows and leases end: what was sent before is forgotten.
 	s.clock.Advance(48 * time.Hour)
-	if got, want := ask(t, s.envoy, "d", "[probe=p h=0]", 0), "OK [OK 1000]"; got != want {
+	if got, want := ask(t, s.envoy, "d", "[probe=p;hits=0]", 0), "OK [OK 1000]"; got != want {
 		t.Fatalf("the probe is %s before the message, want %s", got, want)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -100,7 +100,7 @@ func (s *service) expectRightAnswer(t *testing.T, message []byte) {
 	if err == nil && r.GetOverallCode() == rls.RateLimitResponse_OK {
 		return
 	}
-	if got, want := ask(t, s.envoy, "d", "[probe=p h=0]", 0), "OK [OK 1000]"; got != want {
+	if got, want := ask(t, s.envoy, "d", "[probe=p;hits=0]", 0), "OK [OK 1000]"; got != want {
 		t.Fatalf("the probe is %s after %v, %v; want %s: nothing is charged in part", got, err, r, want)
 	}
 }

@@ -34,8 +34,8 @@ func everything(t *testing.T, s *service) {
 			ask(t, s.envoy, domain, "[bucket="+secret+"][account="+secret+"][trial=x]", 0)
 			ask(t, s.envoy, domain, "[trial=x]", 0)
 			ask(t, s.envoy, domain, "[secret-key="+secret+"]", 0)
-			ask(t, s.envoy, domain, "[account="+secret+" neg]", 0)
-			ask(t, s.envoy, domain, "[bucket=y limit=3/HOUR]", 0)
+			ask(t, s.envoy, domain, "[account="+secret+";neg]", 0)
+			ask(t, s.envoy, domain, "[bucket=y;limit=3/HOUR]", 0)
 		}
 		ask(t, s.envoy, domain, "[weir.event=release,weir.lease_id="+strings.Repeat("A", 22)+".secret-lease,weir.outcome="+secret+"]", 0)
 		release(t, s.leases, strings.Repeat("A", 22)+"."+domain)

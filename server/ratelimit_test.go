@@ -57,12 +57,12 @@ descriptors:
 func TestAnOverrideWithoutAUnitIsInvalid(t *testing.T) {
 	s := serve(t, hourPolicy)
 	script(t, s,
-		"[a=1 limit=3/UNKNOWN]", "InvalidArgument",
-		"[a=1 limit=3/99]", "InvalidArgument",
-		"[a=1 limit=3/-1]", "InvalidArgument",
-		"[a=1][a=2 limit=3/UNKNOWN]", "InvalidArgument",
+		"[a=1;limit=3/UNKNOWN]", "InvalidArgument",
+		"[a=1;limit=3/99]", "InvalidArgument",
+		"[a=1;limit=3/-1]", "InvalidArgument",
+		"[a=1][a=2;limit=3/UNKNOWN]", "InvalidArgument",
 		"[a=1]", "OK [OK 4]",
-		"[a=1 limit=3/DAY]", "OK [OK 2]")
+		"[a=1;limit=3/DAY]", "OK [OK 2]")
 }
 
 // R06: hits near 2^64, and just where Lua's numbers end.
@@ -70,12 +70,12 @@ func TestHugeHitsAreRefusedAndChargeNothing(t *testing.T) {
 	s := serve(t, hourPolicy)
 	script(t, s,
 		"[a=1]", "OK [OK 4]", "[a=1]", "OK [OK 3]", "[a=1]", "OK [OK 2]", "[a=1]", "OK [OK 1]", "[a=1]", "OK [OK 0]", "[a=1]", "OVER [OVER 0]",
-		"[a=1 h=18446744073709551611]", "OVER [OVER 0]",
+		"[a=1;hits=18446744073709551611]", "OVER [OVER 0]",
 		"[a=1]", "OVER [OVER 0]",
-		"[a=2 h=9223372036854775807]", "OVER [OVER 0]",
-		"[a=2 h=9223372036854775807]", "OVER [OVER 0]",
-		"[a=2 h=9007199254740993]", "OVER [OVER 0]",
-		"[a=2 h=9007199254740993][a=2 h=18446744073709551615]", "OVER [OVER 0][OVER 0]",
+		"[a=2;hits=9223372036854775807]", "OVER [OVER 0]",
+		"[a=2;hits=9223372036854775807]", "OVER [OVER 0]",
+		"[a=2;hits=9007199254740993]", "OVER [OVER 0]",
+		"[a=2;hits=9007199254740993][a=2;hits=18446744073709551615]", "OVER [OVER 0][OVER 0]",
 		"[a=2]", "OK [OK 4]")
 }
 
@@ -100,7 +100,7 @@ func TestAWideRequestIsAnsweredWhole(t *testing.T) {
 // lease's id does.
 func TestOnlyAReleaseFreesASlot(t *testing.T) {
 	s := serve(t, hourPolicy)
-	r, err := s.envoy.ShouldRateLimit(storetest.Context(t), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[user=u h=1]")})
+	r, err := s.envoy.ShouldRateLimit(storetest.Context(t), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[user=u;hits=1]")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +110,7 @@ func TestOnlyAReleaseFreesASlot(t *testing.T) {
 	}
 	const misuse = `weir_misuse_total{domain="d",reason="negative_hits_on_concurrency"}`
 	held := func() float64 { return s.metric(t, `weir_leases_held{domain="d"}`) }
-	script(t, s, "[user=u h=1 neg]", "OK [OK 0]", "[user=u]", "OVER [OVER 0]")
+	script(t, s, "[user=u;hits=1;neg]", "OK [OK 0]", "[user=u]", "OVER [OVER 0]")
 	if got, held := s.metric(t, misuse), held(); got != 1 || held != 1 {
 		t.Errorf("%s is %v, want 1; %v leases are held, want 1", misuse, got, held)
 	}
@@ -164,14 +164,14 @@ func TestHitsOfADescriptorAndOfTheRequest(t *testing.T) {
 		want string
 	}{
 		{"[a=1]", 3, "OK [OK 2]"},
-		{"[a=1 h=0]", 3, "OK [OK 2]"},
-		{"[a=1 h=1]", 3, "OK [OK 1]"},
-		{"[a=1 h=2 neg]", 3, "OK [OK 3]"},
-		{"[a=1 h=18446744073709551615 neg]", 0, "OK [OK 5]"},
-		{"[a=1 neg]", 0, "OK [OK 5]"},
-		{"[a=1 h=1][a=1 h=2]", 0, "OK [OK 2][OK 2]"},
+		{"[a=1;hits=0]", 3, "OK [OK 2]"},
+		{"[a=1;hits=1]", 3, "OK [OK 1]"},
+		{"[a=1;hits=2;neg]", 3, "OK [OK 3]"},
+		{"[a=1;hits=18446744073709551615;neg]", 0, "OK [OK 5]"},
+		{"[a=1;neg]", 0, "OK [OK 5]"},
+		{"[a=1;hits=1][a=1;hits=2]", 0, "OK [OK 2][OK 2]"},
 		{"[a=1]", math.MaxUint32, "OVER [OVER 0]"},
-		{"[a=1 h=0]", 0, "OK [OK 2]"},
+		{"[a=1;hits=0]", 0, "OK [OK 2]"},
 	} {
 		if got := ask(t, s.envoy, "d", test.ask, test.hits); got != test.want {
 			t.Errorf("%s with hits %d = %s, want %s", test.ask, test.hits, got, test.want)

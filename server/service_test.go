@@ -178,13 +178,14 @@ func metricIn(t testing.TB, text, series string) float64 {
 	return 0
 }
 
-// ask sends a request in the notation of cases.md and returns the answer in it:
+// ask sends a request and returns the answer, both in short:
 //
-//	ask(t, client, "d", "[a=1 h=5][b=2,c=3 neg]", 0)  "OVER [OVER 0][OK 3]"
+//	ask(t, client, "d", "[a=1;hits=5][b=2,c=3;neg]", 0)  "OVER [OVER 0][OK 3]"
 //
-// A descriptor has its entries and then, after spaces, h=N (hits_addend), neg
-// (is_negative_hits), limit=N/UNIT (an override). A status is its code and what
-// remains, nil if it has no limit. An error is its code.
+// A descriptor is written as in the scenarios of store/testdata: its entries and
+// then hits=N (hits_addend), neg (is_negative_hits), limit=N/UNIT (an override, with
+// any of Envoy's units or the number of one). A status is its code and what remains,
+// nil if it has no limit. An error is its code.
 func ask(t testing.TB, client rls.RateLimitServiceClient, domain, descriptors string, hits uint32) string {
 	t.Helper()
 	r, err := client.ShouldRateLimit(storetest.Context(t), &rls.RateLimitRequest{Domain: domain, Descriptors: descriptorsOf(t, descriptors), HitsAddend: hits})
@@ -212,7 +213,7 @@ func descriptorsOf(t testing.TB, text string) []*ratelimit.RateLimitDescriptor {
 	t.Helper()
 	var list []*ratelimit.RateLimitDescriptor
 	for part := range strings.SplitSeq(strings.TrimSuffix(strings.TrimPrefix(text, "["), "]"), "][") {
-		words := strings.Split(part, " ")
+		words := strings.Split(part, ";")
 		d := &ratelimit.RateLimitDescriptor{}
 		for entry := range strings.SplitSeq(words[0], ",") {
 			key, value, _ := strings.Cut(entry, "=")
@@ -221,7 +222,7 @@ func descriptorsOf(t testing.TB, text string) []*ratelimit.RateLimitDescriptor {
 		for _, word := range words[1:] {
 			key, value, _ := strings.Cut(word, "=")
 			switch key {
-			case "h":
+			case "hits":
 				n, err := strconv.ParseUint(value, 10, 64)
 				if err != nil {
 					t.Fatal(err)
