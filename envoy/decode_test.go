@@ -55,7 +55,7 @@ func entries(pairs ...string) []limit.Entry {
 	return list
 }
 
-func TestDecode(t *testing.T) {
+func TestAMessageIsReadAsItIsMeant(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		in   *rls.RateLimitRequest
@@ -203,7 +203,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-func TestDecodeAtItsBounds(t *testing.T) {
+func TestTheLargestMessageIsRead(t *testing.T) {
 	full := &ratelimit.RateLimitDescriptor{}
 	for range MaxEntries {
 		full.Entries = append(full.Entries, &ratelimit.RateLimitDescriptor_Entry{Key: "k"})
@@ -226,7 +226,7 @@ func TestDecodeAtItsBounds(t *testing.T) {
 	}
 }
 
-func TestDecodeErrors(t *testing.T) {
+func TestAWrongMessageIsAnErrorThatSaysTheRemedy(t *testing.T) {
 	wide := descriptor()
 	for range MaxEntries + 1 {
 		wide.Entries = append(wide.Entries, &ratelimit.RateLimitDescriptor_Entry{Key: "k"})

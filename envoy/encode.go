@@ -207,7 +207,7 @@ func (s standing) remaining() int64 {
 // In a refused request every check that did not pass tells the wait of the whole
 // request: before it the same request is refused again. Envoy makes its
 // x-ratelimit-reset of the first status with nothing remaining, so that a shorter
-// wait would depend on the order of the descriptors (TestTwoLimitsDeny).
+// wait would depend on the order of the descriptors (TestOfTwoRefusalsTheLongerWaitIsTold).
 func (s standing) resetAfter(v limit.Verdict) (after time.Duration, ok bool) {
 	switch {
 	case !s.result.Passed && !v.Admitted:

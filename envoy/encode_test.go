@@ -20,7 +20,7 @@ import (
 	"weir/policy"
 )
 
-func TestCodesAndRemaining(t *testing.T) {
+func TestAnAnswerTellsCodesAndWhatRemains(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		in   decision
@@ -121,7 +121,7 @@ func TestStatusesKeepTheirPlace(t *testing.T) {
 	}
 }
 
-func TestNothingToAsk(t *testing.T) {
+func TestAMessageOfReleasesAloneIsAdmitted(t *testing.T) {
 	a, err := Decode(ask(descriptor("weir.event", "release", "weir.lease_id", leaseText)))
 	if err != nil {
 		t.Fatal(err)
@@ -132,7 +132,7 @@ func TestNothingToAsk(t *testing.T) {
 	}
 }
 
-func TestCurrentLimit(t *testing.T) {
+func TestCurrentLimitTellsSizeAndUnit(t *testing.T) {
 	type current = rls.RateLimitResponse_RateLimit
 	const (
 		unknown = rls.RateLimitResponse_RateLimit_UNKNOWN
@@ -168,7 +168,7 @@ func TestCurrentLimit(t *testing.T) {
 	}
 }
 
-func TestDurationUntilReset(t *testing.T) {
+func TestDurationUntilResetIsTheWaitOfARefusal(t *testing.T) {
 	overQuota := func(wait time.Duration, c limit.Check) decision {
 		return decide([]decided{{quota(c, 1), failed(0, wait, time.Hour)}}, []decided{{quota(hourly("other", 9), 2), passed(1, time.Hour)}})
 	}
@@ -203,7 +203,7 @@ func TestDurationUntilReset(t *testing.T) {
 }
 
 // The rows of the table of design.md, section 7, for an admitted request.
-func TestAdmitted(t *testing.T) {
+func TestAnAdmissionTellsItsLeaseShadowsAndBypass(t *testing.T) {
 	plain := decide([]decided{{hourly("a", 9), passed(5, time.Minute)}})
 	statuses := plain.encode(Options{}).GetStatuses()
 	leased := decide([]decided{{lane("pool", 9), passed(5, 0)}})
@@ -292,7 +292,7 @@ func TestAdmitted(t *testing.T) {
 }
 
 // The rows of the table of design.md, section 7, for a refused request.
-func TestRefused(t *testing.T) {
+func TestARefusalTellsItsReasonWaitAndRemedy(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		in       decision
@@ -408,7 +408,7 @@ func TestRefused(t *testing.T) {
 
 // R12: with two limits denying, what Envoy makes its headers of is the longer
 // wait, in either order.
-func TestTwoLimitsDeny(t *testing.T) {
+func TestOfTwoRefusalsTheLongerWaitIsTold(t *testing.T) {
 	h := []decided{{hourly("h", 1), failed(0, 20*time.Minute, 20*time.Minute)}}
 	dd := []decided{{daily("dd", 1), failed(0, 7*time.Hour, 7*time.Hour)}}
 	for _, in := range []decision{decide(h, dd), decide(dd, h)} {
@@ -431,7 +431,7 @@ func TestTwoLimitsDeny(t *testing.T) {
 
 // T29: the answer does not depend on the order of the descriptors, and the
 // statuses move with them.
-func TestOrderOfDescriptors(t *testing.T) {
+func TestTheOrderOfDescriptorsChangesNothing(t *testing.T) {
 	descriptors := [][]decided{
 		{{aBucket("bucket", 5), failed(0, 2500*time.Millisecond, 50*time.Second)}, {hourly("bucket", 9), passed(4, time.Hour)}},
 		{{daily("day", 5), failed(0, 20*time.Second, 20*time.Second)}},
@@ -469,7 +469,7 @@ func TestOrderOfDescriptors(t *testing.T) {
 }
 
 // A response is valid on the wire, whatever the names and numbers are.
-func TestWideResponse(t *testing.T) {
+func TestTheWidestAnswerIsValidAndItsHeadersAreBounded(t *testing.T) {
 	var descriptors [][]decided
 	for i := range MaxDescriptors {
 		descriptors = append(descriptors, []decided{

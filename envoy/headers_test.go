@@ -18,7 +18,7 @@ func find(t decision, o Options, key string) string {
 	return ""
 }
 
-func TestRateLimitHeaders(t *testing.T) {
+func TestRateLimitHeadersTellEachLimitOnce(t *testing.T) {
 	subject := func(c limit.Check, key string) limit.Check {
 		c.Key = key
 		return c

@@ -7,7 +7,7 @@ import (
 	"weir/limit"
 )
 
-func TestDetail(t *testing.T) {
+func TestADetailIsTrueOfAnyVerdict(t *testing.T) {
 	for _, tt := range []struct {
 		in   limit.Verdict
 		want string

@@ -54,7 +54,7 @@ func expectFirst(t *testing.T, s limit.BucketState, b limit.TokenBucket, now int
 	}
 }
 
-func TestInspect(t *testing.T) {
+func TestAnInspectionTellsAnyState(t *testing.T) {
 	const now = 1_800_000_000_000 // divides by a minute
 	b, err := limit.NewTokenBucket(10, 1, 3*time.Second)
 	if err != nil {

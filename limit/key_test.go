@@ -8,7 +8,7 @@ import (
 	"weir/limit"
 )
 
-func TestKey(t *testing.T) {
+func TestKeysAreReadableAndBounded(t *testing.T) {
 	long := strings.Repeat("x", 65)
 	bucket := limit.TokenBucket{Capacity: 1, Scale: 1, Refill: 1}
 	day := limit.Window{Max: 1, Unit: limit.Day, Multiplier: 1}
@@ -67,7 +67,7 @@ func FuzzKey(f *testing.F) {
 	})
 }
 
-func TestLeaseID(t *testing.T) {
+func TestALeaseIDNamesItsDomainAndIsReadStrictly(t *testing.T) {
 	for _, domain := range []string{"inference", "d}:{x", "grün", "a.b", "100%"} {
 		id := limit.NewLeaseID(domain, [16]byte{1, 2, 3})
 		parsed, err := limit.ParseLeaseID(string(id))

@@ -9,7 +9,7 @@ import (
 	"weir/limit"
 )
 
-func TestNewTokenBucket(t *testing.T) {
+func TestATokenBucketIsExactOrAnError(t *testing.T) {
 	for _, tt := range []struct {
 		capacity, count int64
 		period          time.Duration
@@ -51,7 +51,7 @@ func TestNewTokenBucket(t *testing.T) {
 	}
 }
 
-func TestNewWindow(t *testing.T) {
+func TestAWindowOutOfBoundsIsAnError(t *testing.T) {
 	for _, tt := range []struct {
 		max        int64
 		unit       limit.Unit
@@ -84,7 +84,7 @@ func TestNewWindow(t *testing.T) {
 	}
 }
 
-func TestNewConcurrency(t *testing.T) {
+func TestAConcurrencyOutOfBoundsIsAnError(t *testing.T) {
 	for _, tt := range []struct {
 		max   int64
 		lease time.Duration
@@ -106,7 +106,7 @@ func TestNewConcurrency(t *testing.T) {
 	}
 }
 
-func TestUnitNames(t *testing.T) {
+func TestUnitsAreReadAsTheyAreNamed(t *testing.T) {
 	for u := limit.Second; u <= limit.Year; u++ {
 		if got := limit.ParseUnit(u.String()); got != u {
 			t.Errorf("ParseUnit(%q) = %v, want %v", u.String(), got, u)

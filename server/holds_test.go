@@ -9,7 +9,7 @@ import (
 
 // S7: Retry-After of a full lane or pool is mean hold / max_in_flight, 1 s before
 // the first release, at least 1 s, at most retry_after.
-func TestEstimateOfAFullLane(t *testing.T) {
+func TestTheWaitForASlotIsTheMeanHoldOverTheSlots(t *testing.T) {
 	lane := func(maximum int64, retryAfter time.Duration) limit.Check {
 		l, err := limit.NewConcurrency(maximum, time.Minute)
 		if err != nil {

@@ -180,7 +180,7 @@ func TestJSONReleases(t *testing.T) {
 	}
 }
 
-func TestJSONOfOtherMethodsAndWithoutPolicies(t *testing.T) {
+func TestJSONWantsPOSTAndPolicies(t *testing.T) {
 	s := newService(t, envoy.Options{})
 	if got := postText(t, s.post(t, `{"domain":"d","descriptors":[{"entries":[{"key":"a"}]}]}`)); got != "503" {
 		t.Errorf("without policies = %s, want 503", got)
@@ -196,7 +196,7 @@ func TestJSONOfOtherMethodsAndWithoutPolicies(t *testing.T) {
 
 // A decision without the store is an admission that says so; a release asks to be
 // sent again.
-func TestJSONWithoutTheStore(t *testing.T) {
+func TestJSONWithoutTheStoreAdmitsAndSaysSo(t *testing.T) {
 	redis := storetest.StartRedisTCP(t, storetest.AnyRedis(t))
 	redis.Kill()
 	r := newReplica(t, outagePolicy, "--redis", redis.URL, "--store-timeout", "100ms")

@@ -235,7 +235,7 @@ descriptors:
 }
 
 // S9: the cost of a request and of a descriptor, 0 and refunds.
-func TestAcquireCharges(t *testing.T) {
+func TestAcquireChargesTheDescriptorsHitsElseTheRequests(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		ask  *weirv1.AcquireRequest
@@ -394,16 +394,24 @@ func TestReleaseAnswersEachLeaseInOrder(t *testing.T) {
 	if got, want := release(t, s.leases, strings.TrimSuffix(b, "d")+"other"), "NOT_HELD"; got != want {
 		t.Errorf("b of another domain: %s, want %s", got, want)
 	}
-	// In one call, the same lease twice: one of them ends it.
-	got := strings.Fields(release(t, s.leases, b, b, b))
-	slices.Sort(got)
-	if diff := cmp.Diff([]string{"NOT_HELD", "NOT_HELD", "RELEASED"}, got); diff != "" {
-		t.Errorf("b three times (-want +got):\n%s", diff)
+	if got, want := release(t, s.leases, b), "RELEASED"; got != want {
+		t.Errorf("b: %s, want %s", got, want)
 	}
 	c := acquire(t, s.leases, typed("account", "alice")).GetLease().GetId()
 	s.clock.Advance(2 * time.Minute)
 	if got, want := release(t, s.leases, c), "EXPIRED"; got != want {
 		t.Errorf("c, late: %s, want %s", got, want)
+	}
+}
+
+// S14: the first ends the lease, the rest find nothing, also within one call.
+func TestTheFirstOfTheSameReleasesEndsTheLease(t *testing.T) {
+	s := serve(t, lanePolicy)
+	for range 50 {
+		id := acquire(t, s.leases, typed("pool", "images")).GetLease().GetId()
+		if got, want := release(t, s.leases, id, id, id), "RELEASED NOT_HELD NOT_HELD"; got != want {
+			t.Fatalf("the same lease three times = %s, want %s", got, want)
+		}
 	}
 }
 

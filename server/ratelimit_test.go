@@ -156,7 +156,7 @@ func TestWhatCannotBeReleasedIsAnError(t *testing.T) {
 }
 
 // S9: refunds, and what a descriptor's own hits mean.
-func TestHitsOfADescriptorAndOfTheRequest(t *testing.T) {
+func TestADescriptorsHitsComeBeforeTheRequests(t *testing.T) {
 	s := serve(t, hourPolicy)
 	for _, test := range []struct {
 		ask  string

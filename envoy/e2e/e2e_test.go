@@ -210,7 +210,7 @@ func (h held) end(t *testing.T) {
 	r.want(t, http.StatusOK)
 }
 
-func TestEnvoy(t *testing.T) {
+func TestLimitsHoldBehindEnvoy(t *testing.T) {
 	t.Parallel()
 	for _, store := range []struct {
 		name  string
@@ -400,7 +400,7 @@ func (s *stack) metric(t *testing.T, sample string) int {
 	return n
 }
 
-func TestWeirGone(t *testing.T) {
+func TestWithoutWeirEnvoyLetsPassUnlessToldOtherwise(t *testing.T) {
 	t.Parallel()
 	s := start(t, nil)
 	s.get(t, "alice", "/ok").want(t, http.StatusOK)
@@ -434,8 +434,8 @@ func TestWeirGone(t *testing.T) {
 	}
 }
 
-// TestRedisGone: weir is there and cannot decide. It lets pass, and says so.
-func TestRedisGone(t *testing.T) {
+// Weir is there and cannot decide.
+func TestWithoutRedisWeirLetsPassAndSaysSo(t *testing.T) {
 	t.Parallel()
 	redis := storetest.StartRedis(t, storetest.AnyRedis(t))
 	s := start(t, append(onRedis(redis), "--ratelimit-headers"))
@@ -454,8 +454,8 @@ func TestRedisGone(t *testing.T) {
 	}
 }
 
-// TestOverride: a request brings its own limit, which Envoy takes from metadata.
-func TestOverride(t *testing.T) {
+// Envoy takes the limit from metadata.
+func TestARequestBringsItsOwnLimit(t *testing.T) {
 	t.Parallel()
 	const (
 		filter  = "          - name: envoy.filters.http.ratelimit\n"

@@ -224,9 +224,8 @@ func (e *envoy) logged(t *testing.T, path string) logEntry {
 	return found
 }
 
-// TestShippedConfiguration: Envoy accepts the file as it is, and finds nothing in
-// it that will go away.
-func TestShippedConfiguration(t *testing.T) {
+// The file as it is; and Envoy finds nothing in it that will go away.
+func TestEnvoyAcceptsTheShippedConfiguration(t *testing.T) {
 	t.Parallel()
 	out, err := exec.CommandContext(t.Context(), envoyBinary(t), "--mode", "validate", "--disable-hot-restart", "-c", shipped).CombinedOutput()
 	if err != nil || bytes.Contains(bytes.ToLower(out), []byte("deprecated")) {

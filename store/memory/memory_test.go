@@ -10,7 +10,7 @@ import (
 	"weir/store/storetest"
 )
 
-func TestScenarios(t *testing.T) {
+func TestMemoryPassesTheScenarios(t *testing.T) {
 	storetest.RunScenarios(t, "../testdata", func(_ *testing.T, now func() int64) storetest.Fixture {
 		s := memory.New(memory.Options{Now: now})
 		return storetest.Fixture{Store: s, Dump: s.Dump}

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestAddresses(t *testing.T) {
+func TestAnAddressIsReadWithItsDefaults(t *testing.T) {
 	for _, tt := range []struct {
 		url  string
 		want address
@@ -46,7 +46,7 @@ func TestAddresses(t *testing.T) {
 
 // Each error says what is wrong, and nothing of the URL, since a password may be
 // anywhere in a wrong one.
-func TestWrongAddresses(t *testing.T) {
+func TestAWrongAddressIsAnErrorThatTellsNoPassword(t *testing.T) {
 	const secret = "hunter2"
 	for _, tt := range []struct{ url, want string }{
 		{"", "no scheme"},

@@ -18,9 +18,9 @@ import (
 	"weir/store/storetest"
 )
 
-// TestACluster runs all on one cluster of three nodes of every version there is,
-// since one takes two seconds to start.
-func TestACluster(t *testing.T) {
+// All of it on one cluster of three nodes of every version there is, since one takes
+// two seconds to start.
+func TestAClusterIsFollowedAsItChanges(t *testing.T) {
 	t.Parallel()
 	for name, bin := range storetest.RedisBinaries(t) {
 		t.Run(name, func(t *testing.T) {
@@ -214,7 +214,7 @@ func slotMovesUnderLoad(t *testing.T, c *storetest.Cluster) {
 }
 
 // A node that hangs holds up its own domains, and no others; nothing is left of it.
-func TestANodeThatHangs(t *testing.T) {
+func TestANodeThatHangsHoldsUpNoOther(t *testing.T) {
 	c := storetest.StartCluster(t, storetest.AnyRedis(t), 3)
 	before := goleak.IgnoreCurrent()
 	s, err := redis.Open(redis.Options{URL: c.URL})

@@ -17,7 +17,7 @@ import (
 )
 
 // A password that changes in its file is used by the next connections.
-func TestAPasswordThatChanges(t *testing.T) {
+func TestAPasswordThatChangesIsReadAgain(t *testing.T) {
 	each(t, func(t *testing.T, server *storetest.Redis) {
 		r := oneOf(t, "d", bucket(t, 1000, time.Second))
 		path := file(t, "first\n")
@@ -73,7 +73,7 @@ func TestAPasswordThatChanges(t *testing.T) {
 }
 
 // A server whose certificate nobody vouches for is not asked.
-func TestAStrangersCertificate(t *testing.T) {
+func TestAStrangersCertificateIsRefused(t *testing.T) {
 	server := storetest.StartRedisTLS(t, storetest.AnyRedis(t), storetest.NewCertificate(t))
 	for _, o := range []redis.Options{
 		{URL: server.URL},

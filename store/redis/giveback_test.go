@@ -49,7 +49,7 @@ func TestADecisionThatWasGivenUpTakesNothing(t *testing.T) {
 	}
 }
 
-func TestCloseTwice(t *testing.T) {
+func TestASecondCloseDoesNothing(t *testing.T) {
 	s, err := Open(Options{URL: "redis://127.0.0.1:1"})
 	if err != nil {
 		t.Fatal(err)

@@ -39,7 +39,7 @@ func open(t *testing.T, server *storetest.Redis, now func() int64) (*redis.Store
 	return s, client
 }
 
-func TestScenarios(t *testing.T) {
+func TestRedisPassesTheScenarios(t *testing.T) {
 	for name, bin := range storetest.RedisBinaries(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

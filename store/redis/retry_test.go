@@ -241,7 +241,7 @@ func (p *thief) serve(client net.Conn, to string) {
 }
 
 // A server that does not let us in is away: its refusal is not taken for an answer.
-func TestAServerThatDoesNotLetUsIn(t *testing.T) {
+func TestAServerThatDoesNotLetUsInIsAway(t *testing.T) {
 	server := storetest.StartRedis(t, storetest.AnyRedis(t))
 	server.MustDo(t, "ACL", "SETUSER", "default", "resetpass", ">right")
 	s := openPatient(t, strings.Replace(server.URL, "unix://", "unix://:wrong@", 1), usualPatience)
@@ -251,7 +251,7 @@ func TestAServerThatDoesNotLetUsIn(t *testing.T) {
 	}
 }
 
-func TestPausesGrow(t *testing.T) {
+func TestPausesGrowUpToABound(t *testing.T) {
 	got := ""
 	for n := range 6 {
 		got += fmt.Sprint(pauseBefore(n), " ")
@@ -264,7 +264,7 @@ func TestPausesGrow(t *testing.T) {
 	}
 }
 
-func TestWhatANodeTells(t *testing.T) {
+func TestAnAddressThatANodeTellsIsCompleted(t *testing.T) {
 	for _, tt := range []struct{ address, want string }{
 		{"10.0.0.2:7001", "10.0.0.2:7001"},
 		{":7001", "10.0.0.1:7001"},

@@ -15,7 +15,7 @@ import (
 
 // After a failover decisions are taken on the new primary, with what it knows, and
 // without anybody's help; also if the primary hangs, and a sentinel with it.
-func TestAFailover(t *testing.T) {
+func TestAFailoverIsFollowed(t *testing.T) {
 	t.Parallel()
 	for name, bin := range storetest.RedisBinaries(t) {
 		t.Run(name, func(t *testing.T) {
@@ -77,7 +77,7 @@ func TestAFailover(t *testing.T) {
 }
 
 // Wrong sentinels, a name that they do not know and a wrong password are told.
-func TestSentinelErrors(t *testing.T) {
+func TestSentinelsThatDoNotHelpAreToldOf(t *testing.T) {
 	t.Parallel()
 	servers := storetest.StartSentinel(t, storetest.AnyRedis(t), "sentinels")
 	for _, tt := range []struct {

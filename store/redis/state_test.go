@@ -438,7 +438,7 @@ func stall(t *testing.T, server *storetest.Redis, pings int) {
 }
 
 // The commands and keys that README.md says an ACL user needs are all it needs.
-func TestAUserWithFewRights(t *testing.T) {
+func TestAUserNeedsNoMoreRightsThanAreTold(t *testing.T) {
 	each(t, func(t *testing.T, server *storetest.Redis) {
 		ctx := storetest.Context(t)
 		server.MustDo(t, strings.Fields("ACL SETUSER weir on >secret "+rights)...)

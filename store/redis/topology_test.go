@@ -42,7 +42,7 @@ func file(t testing.TB, text string) string {
 }
 
 // Every form of address passes the store's suite, by users with few rights.
-func TestEveryAddress(t *testing.T) {
+func TestEveryAddressPassesTheScenarios(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
 		name  string

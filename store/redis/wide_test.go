@@ -11,7 +11,7 @@ import (
 
 // R19: a request with as many limits as the protocol lets through is decided as
 // a whole, and so is its release.
-func TestWideRequests(t *testing.T) {
+func TestAWideRequestIsDecidedAsAWhole(t *testing.T) {
 	each(t, func(t *testing.T, server *storetest.Redis) {
 		clock := storetest.NewClock()
 		s, _ := open(t, server, clock.Now)

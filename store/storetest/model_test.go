@@ -10,8 +10,8 @@ import (
 	"weir/store/storetest"
 )
 
-// TestModelScenarios holds the model itself against the scenarios.
-func TestModelScenarios(t *testing.T) {
+// TestTheModelPassesTheScenarios holds the model itself against the scenarios.
+func TestTheModelPassesTheScenarios(t *testing.T) {
 	storetest.RunScenarios(t, "../testdata", func(_ *testing.T, now func() int64) storetest.Fixture {
 		return storetest.Fixture{Store: locked{Store: storetest.NewModel(now), mu: new(sync.Mutex)}}
 	})
