@@ -44,23 +44,6 @@ func TestLoadReadsFilesAndFolders(t *testing.T) {
 	}
 }
 
-// R23: a ConfigMap is a folder of links to files in a hidden folder.
-func TestLoadReadsAConfigMap(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"..2026_1/c.yaml": "domain: d"})
-	for link, to := range map[string]string{"..data": "..2026_1", "c.yaml": "..data/c.yaml"} {
-		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s, err := Load([]string{dir}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, want := s.Domains(), []string{"d"}; !slices.Equal(got, want) {
-		t.Errorf("Domains() = %q, want %q", got, want)
-	}
-}
-
 // R30: also a domain that is there twice.
 func TestLoadTellsAllErrorsOfAllFiles(t *testing.T) {
 	dir := writeFiles(t, map[string]string{

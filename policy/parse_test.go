@@ -9,19 +9,19 @@ import (
 	"github.com/cockroachdb/datadriven"
 )
 
-// TestErrors runs testdata/errors.txt: `parse` of a file, also `parse lenient` and
-// `parse need-hash-key`.
-func TestErrors(t *testing.T) {
+// It runs testdata/errors.txt: `parse` of a file, also `parse lenient` and `parse
+// need-hash-key`.
+func TestErrorsSayWhereWhatAndWhatToDo(t *testing.T) {
 	runParse(t, "testdata/errors.txt")
 }
 
-// TestLint runs testdata/lint.txt, in the same form.
-func TestLint(t *testing.T) {
+// It runs testdata/lint.txt, in the same form.
+func TestWhatIsProbablyNotMeantIsAWarning(t *testing.T) {
 	runParse(t, "testdata/lint.txt")
 }
 
-// TestDescribe runs testdata/describe.txt, in the same form.
-func TestDescribe(t *testing.T) {
+// It runs testdata/describe.txt, in the same form.
+func TestDescribeSaysWhatWasUnderstood(t *testing.T) {
 	runParse(t, "testdata/describe.txt")
 }
 
@@ -49,7 +49,7 @@ func runParse(t *testing.T, file string) {
 
 // R30, row by row: what is accepted, what is rejected with one line, and what
 // only lenient reading lets pass, with one warning.
-func TestCheckerTable(t *testing.T) {
+func TestWhatIsAcceptedStrictlyAndLeniently(t *testing.T) {
 	const (
 		accept = iota
 		reject
