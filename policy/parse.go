@@ -42,17 +42,24 @@ type parser struct {
 	stopped bool
 }
 
+// parsed is what the text of one policy file says.
+type parsed struct {
+	domain   *domain // without its policies if err is not nil
+	warnings []string
+	err      error // a line for everything that is wrong
+}
+
 // Parse reads the text of one policy file; name is what errors call it. Its
 // error has a line for everything that is wrong.
 func Parse(name string, data []byte, o Options) (*Set, error) {
 	p := parse(name, data, o)
-	if err := p.errors.err(); err != nil {
-		return nil, err
+	if p.err != nil {
+		return nil, p.err
 	}
-	return newSet([]*parser{p}), nil
+	return newSet([]*parsed{p}), nil
 }
 
-func parse(name string, data []byte, o Options) *parser {
+func parse(name string, data []byte, o Options) *parsed {
 	p := &parser{
 		lenient:     o.Lenient,
 		hashKey:     o.HashKey,
@@ -61,9 +68,35 @@ func parse(name string, data []byte, o Options) *parser {
 		warnings:    problems{file: name},
 		domain:      &domain{file: name, sum: sha256.Sum256(data), shadow: o.Shadow},
 	}
+	p.file(data)
+	if err := p.errors.err(); err != nil {
+		p.domain.root = node{}
+		return &parsed{domain: p.domain, err: err}
+	}
+	return &parsed{domain: p.domain, warnings: p.warnings.lines()}
+}
+
+// newSet returns the policies of files without errors, each of another domain.
+func newSet(files []*parsed) *Set {
+	s := &Set{domains: make(map[string]*domain, len(files))}
+	for _, p := range files {
+		s.domains[p.domain.name] = p.domain
+		s.warnings = append(s.warnings, p.warnings...)
+	}
+	s.names = slices.Sorted(maps.Keys(s.domains))
+	digest := sha256.New()
+	for _, name := range s.names {
+		_, _ = digest.Write(s.domains[name].sum[:]) // it never fails
+	}
+	s.version = hex.EncodeToString(digest.Sum(nil)[:6])
+	return s
+}
+
+// file reads the whole text.
+func (p *parser) file(data []byte) {
 	if len(data) > maxFile {
 		p.fail(1, nil, fmt.Sprintf("the file is larger than %d MiB; split it into domains", maxFile>>20))
-		return p
+		return
 	}
 	if root := p.document(data); root != nil {
 		p.secret = mayBeSensitive(root)
@@ -73,23 +106,6 @@ func parse(name string, data []byte, o Options) *parser {
 	if len(p.errors.list) == 0 {
 		p.lint()
 	}
-	return p
-}
-
-// newSet returns the policies of files without errors, each of another domain.
-func newSet(files []*parser) *Set {
-	s := &Set{domains: make(map[string]*domain, len(files))}
-	for _, p := range files {
-		s.domains[p.domain.name] = p.domain
-		s.warnings = append(s.warnings, p.warnings.lines()...)
-	}
-	s.names = slices.Sorted(maps.Keys(s.domains))
-	digest := sha256.New()
-	for _, name := range s.names {
-		_, _ = digest.Write(s.domains[name].sum[:]) // it never fails
-	}
-	s.version = hex.EncodeToString(digest.Sum(nil)[:6])
-	return s
 }
 
 // fail notes an error.
