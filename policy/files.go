@@ -46,7 +46,7 @@ type fileState struct {
 
 // NewFiles returns the files that the paths mean: see [Load]. It reads nothing yet.
 func NewFiles(paths []string, o Options) *Files {
-	f := &Files{options: o, listed: make(map[string][]found)}
+	f := &Files{options: o.withHashKey(), listed: make(map[string][]found)}
 	seen := make(map[string]bool)
 	for _, path := range paths {
 		if path = filepath.Clean(path); !seen[path] {

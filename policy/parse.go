@@ -23,15 +23,11 @@ const (
 
 // parser reads one file.
 type parser struct {
-	lenient     bool
-	hashKey     []byte
-	needHashKey bool
-	errors      problems
-	warnings    problems
-	domain      *domain
-	// secret are the keys of policies that may be sensitive: what they turn out to be
-	// is known too late for the first errors.
-	secret *keySet
+	lenient  bool
+	hashKey  []byte // empty if there is none although one is needed
+	errors   problems
+	warnings problems
+	domain   *domain
 	// replacers are the named limits that replace others, for the search for
 	// those that replace each other.
 	replacers []replacer
@@ -52,21 +48,21 @@ type parsed struct {
 // Parse reads the text of one policy file; name is what errors call it. Its
 // error has a line for everything that is wrong.
 func Parse(name string, data []byte, o Options) (*Set, error) {
-	p := parse(name, data, o)
+	p := parse(name, data, o.withHashKey())
 	if p.err != nil {
 		return nil, p.err
 	}
 	return newSet([]*parsed{p}), nil
 }
 
+// parse is Parse, but draws no hash key.
 func parse(name string, data []byte, o Options) *parsed {
 	p := &parser{
-		lenient:     o.Lenient,
-		hashKey:     o.HashKey,
-		needHashKey: o.NeedHashKey && len(o.HashKey) == 0,
-		errors:      problems{file: name},
-		warnings:    problems{file: name},
-		domain:      &domain{file: name, sum: sha256.Sum256(data), shadow: o.Shadow},
+		lenient:  o.Lenient,
+		hashKey:  o.HashKey,
+		errors:   problems{file: name},
+		warnings: problems{file: name},
+		domain:   &domain{file: name, sum: sha256.Sum256(data), shadow: o.Shadow},
 	}
 	p.file(data)
 	if err := p.errors.err(); err != nil {
@@ -99,8 +95,8 @@ func (p *parser) file(data []byte) {
 		return
 	}
 	if root := p.document(data); root != nil {
-		p.secret = mayBeSensitive(root)
-		p.errors.secret, p.warnings.secret = p.secret, p.secret
+		hide := mentionsSensitive(root, make(map[string]bool))
+		p.errors.hideValues, p.warnings.hideValues = hide, hide
 		p.root(root)
 	}
 	if len(p.errors.list) == 0 {
@@ -391,7 +387,7 @@ func (p *parser) sensitive(line int, key string, at *path) {
 	d := p.domain
 	if d.sensitive == nil {
 		d.sensitive, d.hasher = &keySet{}, newHasher(p.hashKey)
-		if p.needHashKey {
+		if len(p.hashKey) == 0 {
 			p.fail(line, at, "sensitive needs --hash-key-file with --redis, so that all replicas hash alike; make one by openssl rand -hex 32")
 		}
 	}

@@ -55,7 +55,7 @@ type Options struct {
 	// nobody is refused.
 	Shadow bool
 	// HashKey is the secret under which the values of sensitive policies are hashed,
-	// the same in all replicas; empty means a random one for each file and load.
+	// the same in all replicas; empty means a random one, which a [Files] keeps.
 	HashKey []byte
 	// NeedHashKey makes a sensitive policy an error if HashKey is empty.
 	NeedHashKey bool
