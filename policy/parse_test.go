@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -179,6 +180,27 @@ func TestDomainFitsALeaseID(t *testing.T) {
 		if got := err == nil; got != c.want {
 			t.Errorf("a domain of %d times %c was accepted: %v (%v), want %v", len(c.domain), c.domain[0], got, err, c.want)
 		}
+	}
+}
+
+// A request's own limit can be asked too, in a domain without any policy as well.
+func TestNamesAreOfAllThatCanBeAsked(t *testing.T) {
+	dir := writeFiles(t, map[string]string{
+		"a.yaml": "domain: a",
+		"b.yaml": "domain: b\ndescriptors:\n" +
+			"  - {key: k, token_bucket: {capacity: 1, refill: 1/s, name: N}, descriptors: [{key: l, rate_limit: {unit: day, requests_per_unit: 1}}]}\n" +
+			"  - {key: u, rate_limit: {unlimited: true}}\n",
+	})
+	s, err := Load([]string{dir}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for domain, limit := range s.Names() {
+		got = append(got, domain+" "+limit)
+	}
+	if want := []string{"a override", "b override", "b N", "b k.l"}; !slices.Equal(got, want) {
+		t.Errorf("Names() = %q, want %q", got, want)
 	}
 }
 

@@ -86,10 +86,13 @@ func (s *Set) Has(domain string) bool { return s.domains[domain] != nil }
 func (s *Set) Warnings() []string { return slices.Clone(s.warnings) }
 
 // Names returns the domain and the name of every limit that can be asked, for
-// metrics. A name may come again.
+// metrics, with [OverrideName] for each domain. A name may come again.
 func (s *Set) Names() iter.Seq2[string, string] {
 	return func(yield func(domain, limit string) bool) {
 		for _, name := range s.names {
+			if !yield(name, OverrideName) {
+				return
+			}
 			for n := range s.domains[name].policies() {
 				for _, r := range n.rules {
 					if r.check.Limit != nil && !yield(name, r.check.Name) {
