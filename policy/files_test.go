@@ -112,6 +112,17 @@ func TestAFileThatIsTakenAwayTakesItsDomain(t *testing.T) {
 	f.expect("back, and broken", "a=1", 1)
 }
 
+// Only a folder tells that a file is meant to be gone.
+func TestAFileThatIsNamedItselfStaysInForceWhenItIsTakenAway(t *testing.T) {
+	f := newFolder(t, map[string]string{"a.yaml": bucketOf("a", 1)})
+	f.Files = NewFiles([]string{filepath.Join(f.dir, "a.yaml")}, Options{})
+	f.expect("at first", "a=1", 0)
+	f.write("a.yaml", "")
+	f.expect("gone", "a=1", 1)
+	f.write("a.yaml", bucketOf("a", 2))
+	f.expect("back", "a=2", 0)
+}
+
 func TestAFolderThatCannotBeReadStaysInForce(t *testing.T) {
 	f := newFolder(t, map[string]string{"a.yaml": bucketOf("a", 1), "b.yaml": bucketOf("b", 1)})
 	f.expect("at first", "a=1 b=1", 0)
