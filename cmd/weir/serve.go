@@ -115,8 +115,6 @@ func (c *serveCommand) policyOptions(ctx context.Context, log *slog.Logger) (pol
 		log.InfoContext(ctx, "hash key", "file", c.HashKeyFile, "fingerprint", fingerprint(key))
 	case c.Redis != "":
 		o.NeedHashKey = true
-	default:
-		o.HashKey = randomHashKey()
 	}
 	return o, nil
 }
