@@ -6,6 +6,7 @@ package limit
 import (
 	"fmt"
 	"math"
+	"math/big"
 	"time"
 )
 
@@ -63,10 +64,22 @@ func NewTokenBucket(capacity, count int64, period time.Duration) (TokenBucket, e
 	b := TokenBucket{Capacity: capacity, Scale: millis / d, Refill: count / d}
 	// capacity*scale + refill <= MaxExact, asked without overflow.
 	if b.Refill >= MaxExact || capacity > (MaxExact-b.Refill)/b.Scale {
-		return TokenBucket{}, fmt.Errorf("capacity %d at %d per %v is too large to be exact: capacity x %d + %d must be < 2^53; use a smaller capacity or a rounder refill",
-			capacity, count, period, b.Scale, b.Refill)
+		return TokenBucket{}, b.inexact()
 	}
 	return b, nil
+}
+
+// inexact says why the bucket can't be counted exactly, with the number that comes
+// out (T32), which may be far larger than an int64.
+func (b TokenBucket) inexact() error {
+	sum := new(big.Int).Mul(big.NewInt(b.Capacity), big.NewInt(b.Scale))
+	sum.Add(sum, big.NewInt(b.Refill))
+	remedy := "use a rounder refill"
+	if most := (MaxExact - b.Refill) / b.Scale; most > 0 {
+		remedy = fmt.Sprintf("use a capacity of at most %d or a rounder refill", most)
+	}
+	return fmt.Errorf("capacity %d x %d + %d = %d is too large to be exact, it must be < 2^53 = %d; %s",
+		b.Capacity, b.Scale, b.Refill, sum, int64(MaxExact)+1, remedy)
 }
 
 func gcd(a, b int64) int64 {

@@ -54,8 +54,12 @@ type row struct{ at, words string }
 // rows adds the row of a policy and those of its children.
 func (n *node) rows(rows []row, above string, secret *keySet) []row {
 	at := above + show(n.key)
-	if n.value != "" {
-		at = above + showEntry(n.key, n.value, secret)
+	switch {
+	case n.value == "":
+	case secret.has(n.key):
+		at += "=(sensitive)"
+	default:
+		at += "=" + show(n.value)
 	}
 	var parts []string
 	for i := range n.rules {

@@ -231,7 +231,7 @@ func (p *parser) text(f *field, at *path) (string, bool) {
 		return n.Value, true
 	}
 	shown, spelled, tag := show(n.Value), strconv.Quote(show(n.Value)), show(n.ShortTag())
-	if f.name == "value" && at != nil && p.secret.has(at.key) {
+	if f.name == "value" && p.errors.hideValues {
 		shown, spelled, tag = hidden, `"…"`, hidden // what begins with ! is a tag
 	}
 	if n.ShortTag() == "!!float" {

@@ -9,13 +9,14 @@ import (
 
 // Files are policy files that are read again when they may have changed. A file
 // that is wrong stays in force in its own last good version, and keeps no other
-// from changing; one that is taken away takes its domain with it. Only one
+// from changing. A file that is taken out of a folder takes its domain with it; a
+// path that leads nowhere is wrong, and what it led to stays in force. Only one
 // goroutine may use a Files at a time.
 type Files struct {
 	paths   []string // clean, each once
 	options Options
-	listed  map[string][]found // the files of a path, when it was read last
-	good    map[string]*parser // the last good version of each file
+	listed  map[string][]found   // the files of a path, when it was read last
+	known   map[string]fileState // of each file, as the last reading left it
 	set     *Set
 	wrong   string // the text of the last error
 }
@@ -34,18 +35,18 @@ type Reading struct {
 	Changed bool
 }
 
-// reading is one file, or a path as a whole, in one reading.
-type reading struct {
-	file string
+// fileState is one file, or a path as a whole, in one reading.
+type fileState struct {
+	file string // "" for a path as a whole
 	err  error
-	now  *parser // what it says, if it was parsed anew: with its errors
-	last *parser // its last good version, or nil
-	use  *parser // what is put in force, or nil
+	now  *parsed // what it says, good or not; nil if it could not be read
+	last *parsed // its last good version, or nil
+	use  *parsed // what is put in force, or nil
 }
 
 // NewFiles returns the files that the paths mean: see [Load]. It reads nothing yet.
 func NewFiles(paths []string, o Options) *Files {
-	f := &Files{options: o, listed: make(map[string][]found)}
+	f := &Files{options: o.withHashKey(), listed: make(map[string][]found)}
 	seen := make(map[string]bool)
 	for _, path := range paths {
 		if path = filepath.Clean(path); !seen[path] {
@@ -58,25 +59,24 @@ func NewFiles(paths []string, o Options) *Files {
 
 // Read reads all files. What has not changed is not parsed again.
 func (f *Files) Read() Reading {
-	all := f.readAll()
+	all := f.files()
 	oneFileADomain(all)
 
 	var errs []error
-	var parsed []*parser
+	var inForce []*parsed
 	complete := true
-	good := make(map[string]*parser, len(all))
-	for _, r := range all {
-		if r.err != nil {
-			errs = append(errs, r.err)
+	f.known = make(map[string]fileState, len(all))
+	for _, s := range all {
+		f.known[s.file] = *s
+		if s.err != nil {
+			errs = append(errs, s.err)
 		}
-		if r.use == nil {
+		if s.use == nil {
 			complete = false
 			continue
 		}
-		good[r.file] = r.use
-		parsed = append(parsed, r.use)
+		inForce = append(inForce, s.use)
 	}
-	f.good = good
 
 	out := Reading{Err: errors.Join(errs...), Wrong: len(errs)}
 	text := ""
@@ -84,29 +84,30 @@ func (f *Files) Read() Reading {
 		text = out.Err.Error()
 	}
 	out.Changed, f.wrong = text != f.wrong, text
-	if next := newSet(parsed); f.set == nil && complete || f.set != nil && f.set.version != next.version {
+	if next := newSet(inForce); f.set == nil && complete || f.set != nil && f.set.version != next.version {
 		f.set, out.Changed = next, true
 	}
 	out.Set = f.set
 	return out
 }
 
-// readAll reads what the paths mean now.
-func (f *Files) readAll() []*reading {
+// files reads what the paths mean now.
+func (f *Files) files() []*fileState {
 	if len(f.paths) == 0 {
-		return []*reading{{err: errors.New("policy: no policy file is given; name a file or a folder")}}
+		return []*fileState{{err: errors.New("policy: no policy file is given; name a file or a folder")}}
 	}
-	var all []*reading
+	var all []*fileState
 	seen := make(map[string]bool)
 	for _, path := range f.paths {
 		files, err := expand(path)
 		if err != nil {
 			// What it had stays in force, as it was.
-			all = append(all, &reading{file: path, err: err})
+			all = append(all, &fileState{err: err})
 			for _, x := range f.listed[path] {
 				if !seen[x.file] {
 					seen[x.file] = true
-					all = append(all, &reading{file: x.file, last: f.good[x.file], use: f.good[x.file]})
+					good := f.known[x.file].use
+					all = append(all, &fileState{file: x.file, last: good, use: good})
 				}
 			}
 			continue
@@ -115,83 +116,79 @@ func (f *Files) readAll() []*reading {
 		for _, x := range files {
 			if !seen[x.file] {
 				seen[x.file] = true
-				all = append(all, f.read(x))
+				all = append(all, f.check(x))
 			}
 		}
 	}
 	return all
 }
 
-// read reads one file.
-func (f *Files) read(x found) *reading {
-	last := f.good[x.file]
-	r := &reading{file: x.file, err: x.err, last: last, use: last}
-	if x.err != nil || last != nil && x.pipe { // a pipe gives what it has once
-		return r
+// check reads one file, and parses it if it has changed.
+func (f *Files) check(x found) *fileState {
+	before := f.known[x.file]
+	s := &fileState{file: x.file, err: x.err, last: before.use, use: before.use}
+	if s.err != nil {
+		return s
 	}
-	data, err := read(x.file)
+	data, err := contents(x.file)
 	if err != nil {
-		r.err = err
-		return r
+		s.err = err
+		return s
 	}
-	if last != nil && last.domain.sum == sha256.Sum256(data) {
-		return r
+	switch sum := sha256.Sum256(data); {
+	case before.now != nil && before.now.domain.sum == sum:
+		s.now = before.now
+	case before.use != nil && before.use.domain.sum == sum:
+		s.now = before.use
+	default:
+		s.now = parse(x.file, data, f.options)
 	}
-	r.now = parse(x.file, data, f.options)
-	if r.err = r.now.errors.err(); r.err == nil {
-		r.use = r.now
+	if s.err = s.now.err; s.err == nil {
+		s.use = s.now
 	}
-	return r
+	return s
 }
 
-// oneFileADomain sees to it that no two files are in force with the same domain.
-// The file that had it before keeps it, else the first; the other is wrong, and
-// falls back to its last good version or, if it has none, out of force.
-func oneFileADomain(all []*reading) {
-	for conflict := true; conflict; {
-		conflict = false
-		owner := make(map[string]*reading)
-		for _, r := range all {
-			if r.use == nil {
+// oneFileADomain sees to it that no two files are in force with the same domain,
+// and that each which wants another's is told so. The file that had the domain
+// before keeps it, else the first; the other falls back to its last good version
+// or, if it has none, out of force.
+func oneFileADomain(all []*fileState) {
+	for again := true; again; {
+		again = false // ends: each turn leaves one more in its last version
+		owner := make(map[string]*fileState)
+		for _, s := range all {
+			if s.use == nil {
 				continue
 			}
-			other := owner[r.use.domain.name]
-			if other == nil {
-				owner[r.use.domain.name] = r
+			name := s.use.domain.name
+			loser := s
+			switch had := s.last != nil && s.last.domain.name == name; {
+			case owner[name] == nil:
+				owner[name] = s
 				continue
+			case had: // then no other had
+				loser, owner[name] = owner[name], s
 			}
-			conflict = true
-			if r.use == r.last && other.use != other.last {
-				r, other = other, r
-			}
-			d := r.use.domain
-			r.err = errors.Join(r.err, fmt.Errorf("policy: %s:%d: %s", d.file, d.line, other.use.domain.taken()))
-			if r.use == r.last {
-				r.last = nil
-			}
-			r.use = r.last
-			break
+			loser.use, again = loser.last, true
 		}
 	}
-	// The files that have other errors too are told all of them at once.
-	first := make(map[string]*parser)
-	for _, r := range all {
-		p := r.now
-		if p == nil || p.domain.name == "" {
+	owner := make(map[string]*domain)
+	for _, s := range all {
+		if s.use != nil {
+			owner[s.use.domain.name] = s.use.domain
+		}
+	}
+	for _, s := range all {
+		if s.now == nil || s.now.domain.name == "" {
 			continue
 		}
-		before := first[p.domain.name]
-		switch {
-		case before == nil:
-			first[p.domain.name] = p
-		case len(p.errors.list) > 0:
-			p.fail(p.domain.line, nil, before.domain.taken())
-			r.err = p.errors.err()
+		d := s.now.domain
+		switch other := owner[d.name]; {
+		case other == nil:
+			owner[d.name] = d // no file is in force with it: the first may have it
+		case other.file != d.file:
+			s.err = errors.Join(s.err, fmt.Errorf("policy: %s:%d: domain %s is in %s:%d already; merge the two files or rename one", d.file, d.line, show(d.name), other.file, other.line))
 		}
 	}
-}
-
-// taken says that a domain which another file wants is d.
-func (d *domain) taken() string {
-	return fmt.Sprintf("domain %s is in %s:%d already; merge the two files or rename one", show(d.name), d.file, d.line)
 }

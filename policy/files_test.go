@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -37,7 +38,8 @@ func (f *folder) write(name, text string) {
 }
 
 // expect reads the folder and compares what is in force, as "a=1 b=2": the
-// domains, with the capacity of their buckets, and how much is wrong.
+// domains, with the capacity of their buckets, and how much is wrong. A second
+// reading must tell the same.
 func (f *folder) expect(when, want string, wrong int) Reading {
 	f.t.Helper()
 	r := f.Read()
@@ -54,6 +56,10 @@ func (f *folder) expect(when, want string, wrong int) Reading {
 	if got != want || r.Wrong != wrong || (r.Err != nil) != (wrong > 0) {
 		f.t.Errorf("%s: %s is in force, %d wrong (%v), want %s, %d wrong", when, got, r.Wrong, r.Err, want, wrong)
 	}
+	again := f.Read()
+	if again.Changed || again.Set != r.Set || fmt.Sprint(again.Err) != fmt.Sprint(r.Err) {
+		f.t.Errorf("%s: read again without a change: Changed = %v, Err:\n%v\nwant false and:\n%v", when, again.Changed, again.Err, r.Err)
+	}
 	return r
 }
 
@@ -64,8 +70,8 @@ func bucketOf(domain string, capacity int) string {
 func TestABrokenFileStaysInForceAsItWas(t *testing.T) {
 	f := newFolder(t, map[string]string{"a.yaml": bucketOf("a", 1), "b.yaml": bucketOf("b", 1)})
 	first := f.expect("at first", "a=1 b=1", 0)
-	if again := f.expect("again", "a=1 b=1", 0); !first.Changed || again.Changed || again.Set != first.Set {
-		t.Errorf("Changed = %v, then %v without a change; want true, false and the same set", first.Changed, again.Changed)
+	if !first.Changed {
+		t.Error("Changed = false in the first reading")
 	}
 	f.write("a.yaml", "domain: a\nno: such\n")
 	f.write("b.yaml", bucketOf("b", 2))
@@ -88,9 +94,6 @@ func TestABrokenFileStaysInForceAsItWas(t *testing.T) {
 func TestNothingIsInForceUntilEveryFileHasBeenGood(t *testing.T) {
 	f := newFolder(t, map[string]string{"a.yaml": bucketOf("a", 1), "b.yaml": "domain: b\nunit: bogus\n"})
 	f.expect("at first", "nothing", 1)
-	if again := f.Read(); again.Changed {
-		t.Error("Changed = true without a change")
-	}
 	f.write("b.yaml", bucketOf("b", 1))
 	f.expect("mended", "a=1 b=1", 0)
 	// A file that comes later has never been in force: without it is as before.
@@ -107,6 +110,17 @@ func TestAFileThatIsTakenAwayTakesItsDomain(t *testing.T) {
 	f.expect("one gone", "a=1", 0)
 	f.write("b.yaml", "domain: b\nbroken")
 	f.expect("back, and broken", "a=1", 1)
+}
+
+// Only a folder tells that a file is meant to be gone.
+func TestAFileThatIsNamedItselfStaysInForceWhenItIsTakenAway(t *testing.T) {
+	f := newFolder(t, map[string]string{"a.yaml": bucketOf("a", 1)})
+	f.Files = NewFiles([]string{filepath.Join(f.dir, "a.yaml")}, Options{})
+	f.expect("at first", "a=1", 0)
+	f.write("a.yaml", "")
+	f.expect("gone", "a=1", 1)
+	f.write("a.yaml", bucketOf("a", 2))
+	f.expect("back", "a=2", 0)
 }
 
 func TestAFolderThatCannotBeReadStaysInForce(t *testing.T) {
@@ -152,6 +166,10 @@ func TestEachDomainIsInOneFile(t *testing.T) {
 		{"an exchange", "a=" + bucketOf("b", 8) + "|b=" + bucketOf("a", 9), "a=9 b=8 c=3", 0},
 		{"a move to a new file", "a=|d=" + bucketOf("a", 9), "a=9 b=2 c=3", 0},
 		{"a file that falls back to a domain which another took", "a=" + bucketOf("b", 8) + "|c=" + bucketOf("a", 9), "a=1 b=2 c=3", 2},
+		{"a copy that comes first, and a change", "0=" + bucketOf("a", 9) + "|a=" + bucketOf("a", 5), "a=5 b=2 c=3", 1},
+		{"a copy with other errors", "d=" + bucketOf("a", 9) + "other: 1\n", "a=1 b=2 c=3", 1},
+		{"a copy with other errors that comes first", "0=" + bucketOf("a", 9) + "other: 1\n", "a=1 b=2 c=3", 1},
+		{"another's domain, with other errors", "a=" + bucketOf("b", 9) + "other: 1\n", "a=1 b=2 c=3", 1},
 		{"two want a new one", "a=" + bucketOf("d", 8) + "|b=" + bucketOf("d", 9), "b=2 c=3 d=8", 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -188,18 +206,57 @@ func TestAConfigMapIsSwapped(t *testing.T) {
 	f.expect("the old one removed", "d=50", 0)
 }
 
-// A pipe, as a shell makes one for <(…), gives what it has once.
-func TestAPipeIsReadOnce(t *testing.T) {
-	pipe := filepath.Join(t.TempDir(), "pipe")
-	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+// To open a pipe would wait for somebody who writes to it.
+func TestWhatIsNoRegularFileIsRefusedAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	pipe, link := filepath.Join(dir, "pipe"), filepath.Join(dir, "link")
+	if err := errors.Join(syscall.Mkfifo(pipe, 0o600), os.Symlink(pipe, link)); err != nil {
 		t.Fatal(err)
 	}
-	written := make(chan error, 1)
-	go func() { written <- os.WriteFile(pipe, []byte(bucketOf("d", 5)), 0) }()
-	f := &folder{t, "", NewFiles([]string{pipe}, Options{})}
+	for _, path := range []string{pipe, link, os.DevNull} {
+		_, err := Load([]string{path}, Options{})
+		if want := "policy: " + path + ": it is not a regular file; put a regular file in its place"; err == nil || err.Error() != want {
+			t.Errorf("Load(%s) said %v, want %s", path, err, want)
+		}
+	}
+	// In the place of a file that was good, it leaves that one in force.
+	file := filepath.Join(dir, "file")
+	f := &folder{t, dir, NewFiles([]string{file}, Options{})}
+	f.write("file", bucketOf("d", 5))
 	f.expect("at first", "d=5", 0)
-	if err := <-written; err != nil {
+	if err := os.Rename(pipe, file); err != nil {
 		t.Fatal(err)
 	}
-	f.expect("again", "d=5", 0)
+	f.expect("then", "d=5", 1)
+}
+
+// What is told changes with the files alone, not with what is known of them.
+func TestAFileWithTwoThingsWrongIsToldBothEachTime(t *testing.T) {
+	f := newFolder(t, map[string]string{"a.yaml": bucketOf("a", 1), "b.yaml": "domain: a\nno: such\n"})
+	r := f.expect("at first", "nothing", 1)
+	for _, want := range []string{"b.yaml:2: unknown key no", "b.yaml:1: domain a is in "} {
+		if !strings.Contains(fmt.Sprint(r.Err), want) {
+			t.Errorf("the error is %v, want %s", r.Err, want)
+		}
+	}
+}
+
+// A large file takes long to parse, and is looked at every few seconds.
+func TestAFileIsParsedOnceAsLongAsItIsTheSame(t *testing.T) {
+	f := newFolder(t, map[string]string{"a.yaml": bucketOf("a", 1), "b.yaml": bucketOf("a", 2), "c.yaml": "domain: c\nno: such\n"})
+	f.Read()
+	for name, before := range f.known {
+		if f.Read(); f.known[name].now != before.now || before.now == nil {
+			t.Errorf("%s was parsed again", name)
+		}
+	}
+	// Back in its last good version, it need not be parsed either.
+	good := f.known[filepath.Join(f.dir, "a.yaml")].now
+	f.write("a.yaml", "domain: a\nno: such\n")
+	f.Read()
+	f.write("a.yaml", bucketOf("a", 1))
+	f.Read()
+	if f.known[filepath.Join(f.dir, "a.yaml")].now != good {
+		t.Error("the last good version was parsed again")
+	}
 }

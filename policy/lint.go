@@ -20,7 +20,11 @@ func (p *parser) lint() {
 			l.harmless[n.key] = true
 		}
 	}
+	if p.domain.name == "unknown" {
+		p.warnings.add(p.domain.line, nil, "requests of domains that no policy has are counted as unknown in metrics, and would be mixed with those of this one; choose another name")
+	}
 	l.children(&p.domain.root, nil)
+	l.unknownNames()
 }
 
 type linter struct {
@@ -114,41 +118,61 @@ func (l *linter) credential(n *node, at *path) {
 	l.warnings.add(n.line, at, "the key looks like that of a secret, and its values are stored and shown as they are; write sensitive: true, or false if they are no secrets")
 }
 
-// Words of keys whose values are secrets; of the pairs, one after the other.
+// unknownNames warns of replaces of a name that no limit has.
+func (l *linter) unknownNames() {
+	named := make(map[string]bool)
+	for n := range l.domain.policies() {
+		for i := range n.rules {
+			named[n.rules[i].explicit] = true
+		}
+	}
+	for _, r := range l.replacers {
+		for _, name := range r.replaces {
+			if !named[name] {
+				l.warnings.add(r.line, r.at, fmt.Sprintf("%s.replaces: no limit of this domain has name: %s; give it to the one that is meant, or remove it", r.label, show(name)))
+			}
+		}
+	}
+}
+
+// Words of keys whose values are secrets, each also as two words.
 var (
 	secretWords = []string{
-		"apikey", "accesskey", "secretkey", "secret", "secrets", "password", "passwd", "passphrase",
+		"apikey", "xapikey", "accesskey", "secretkey", "privatekey", "secret", "secrets", "password", "passwd", "passphrase", "pwd",
 		"authorization", "bearer", "cookie", "jwt", "credential", "credentials",
 	}
-	secretPairs = [][2]string{{"api", "key"}, {"access", "key"}, {"private", "key"}}
+	// tokenWords count only at the end of a key: token_type and tokens are no secrets.
+	tokenWords = []string{"token", "accesstoken", "authtoken", "refreshtoken", "sessiontoken"}
 )
 
 // looksSecret reports whether one of the key's words says that its values are
-// secrets. A token is one only as the last word: token_type and tokens are not.
+// secrets.
 func looksSecret(key string) bool {
 	words := wordsOf(key)
+	before := ""
 	for i, w := range words {
-		if slices.Contains(secretWords, w) || w == "token" && i == len(words)-1 {
+		if slices.Contains(secretWords, w) || slices.Contains(secretWords, before+w) || i == len(words)-1 && slices.Contains(tokenWords, w) {
 			return true
 		}
-		if i > 0 && slices.Contains(secretPairs, [2]string{words[i-1], w}) {
-			return true
-		}
+		before = w
 	}
 	return false
 }
 
 // wordsOf splits a key into its words, in lower case: at what is no letter or digit,
-// and before a capital after a small letter.
+// before a capital after a small letter, and before the last of several capitals if
+// a small letter follows (HTTPServer).
 func wordsOf(key string) []string {
 	var spaced strings.Builder
-	var before rune
-	for _, r := range key {
-		if unicode.IsUpper(r) && unicode.IsLower(before) {
-			spaced.WriteByte(' ')
+	letters := []rune(key)
+	for i, r := range letters {
+		if i > 0 && unicode.IsUpper(r) {
+			before, last := letters[i-1], i == len(letters)-1
+			if unicode.IsLower(before) || unicode.IsUpper(before) && !last && unicode.IsLower(letters[i+1]) {
+				spaced.WriteByte(' ')
+			}
 		}
 		spaced.WriteRune(unicode.ToLower(r))
-		before = r
 	}
 	return strings.FieldsFunc(spaced.String(), func(r rune) bool { return !unicode.IsLetter(r) && !unicode.IsDigit(r) })
 }

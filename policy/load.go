@@ -24,7 +24,6 @@ func Load(paths []string, o Options) (*Set, error) {
 type found struct {
 	file string
 	err  error // why it can't be read
-	pipe bool  // it is no regular file
 }
 
 // expand returns the policy files that a path means. An error is about the path
@@ -35,7 +34,7 @@ func expand(path string) ([]found, error) {
 		return nil, fmt.Errorf("policy: %w; give a file or folder that can be read", err)
 	}
 	if !info.IsDir() {
-		return []found{{file: path, pipe: !info.Mode().IsRegular()}}, nil
+		return []found{{path, regular(path, info)}}, nil
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -47,17 +46,14 @@ func expand(path string) ([]found, error) {
 		if strings.HasPrefix(e.Name(), ".") || ext != ".yaml" && ext != ".yml" {
 			continue
 		}
-		f := found{file: filepath.Join(path, e.Name())}
-		info, err := os.Stat(f.file)
+		file := filepath.Join(path, e.Name())
+		info, err := os.Stat(file)
 		switch {
 		case err != nil:
-			f.err = fmt.Errorf("policy: %w; remove or repair it", err)
-		case info.IsDir():
-			continue
-		case !info.Mode().IsRegular():
-			f.err = fmt.Errorf("policy: %s: it is not a regular file; remove it from the folder", f.file)
+			files = append(files, found{file, fmt.Errorf("policy: %w; remove or repair it", err)})
+		case !info.IsDir():
+			files = append(files, found{file, regular(file, info)})
 		}
-		files = append(files, f)
 	}
 	if len(files) == 0 {
 		return nil, fmt.Errorf("policy: %s: the folder has no policy file; add one that ends in .yaml or .yml", path)
@@ -65,8 +61,16 @@ func expand(path string) ([]found, error) {
 	return files, nil
 }
 
-// read returns the content of a file, or a little more than Parse takes.
-func read(file string) (data []byte, err error) {
+// regular refuses what is no regular file: to open a pipe may wait for ever.
+func regular(file string, info os.FileInfo) error {
+	if info.Mode().IsRegular() {
+		return nil
+	}
+	return fmt.Errorf("policy: %s: it is not a regular file; put a regular file in its place", file)
+}
+
+// contents is the text of a file, or a little more than Parse takes.
+func contents(file string) (data []byte, err error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return nil, fmt.Errorf("policy: %w; give a file that can be read", err)

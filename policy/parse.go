@@ -23,15 +23,11 @@ const (
 
 // parser reads one file.
 type parser struct {
-	lenient     bool
-	hashKey     []byte
-	needHashKey bool
-	errors      problems
-	warnings    problems
-	domain      *domain
-	// secret are the keys of policies that may be sensitive: what they turn out to be
-	// is known too late for the first errors.
-	secret *keySet
+	lenient  bool
+	hashKey  []byte // empty if there is none although one is needed
+	errors   problems
+	warnings problems
+	domain   *domain
 	// replacers are the named limits that replace others, for the search for
 	// those that replace each other.
 	replacers []replacer
@@ -42,46 +38,46 @@ type parser struct {
 	stopped bool
 }
 
+// parsed is what the text of one policy file says.
+type parsed struct {
+	domain   *domain // without its policies if err is not nil
+	warnings []string
+	err      error // a line for everything that is wrong
+}
+
 // Parse reads the text of one policy file; name is what errors call it. Its
 // error has a line for everything that is wrong.
 func Parse(name string, data []byte, o Options) (*Set, error) {
-	p := parse(name, data, o)
-	if err := p.errors.err(); err != nil {
-		return nil, err
+	p := parse(name, data, o.withHashKey())
+	if p.err != nil {
+		return nil, p.err
 	}
-	return newSet([]*parser{p}), nil
+	return newSet([]*parsed{p}), nil
 }
 
-func parse(name string, data []byte, o Options) *parser {
+// parse is Parse, but draws no hash key.
+func parse(name string, data []byte, o Options) *parsed {
 	p := &parser{
-		lenient:     o.Lenient,
-		hashKey:     o.HashKey,
-		needHashKey: o.NeedHashKey && len(o.HashKey) == 0,
-		errors:      problems{file: name},
-		warnings:    problems{file: name},
-		domain:      &domain{file: name, sum: sha256.Sum256(data), shadow: o.Shadow},
+		lenient:  o.Lenient,
+		hashKey:  o.HashKey,
+		errors:   problems{file: name},
+		warnings: problems{file: name},
+		domain:   &domain{file: name, sum: sha256.Sum256(data), shadow: o.Shadow},
 	}
-	if len(data) > maxFile {
-		p.fail(1, nil, fmt.Sprintf("the file is larger than %d MiB; split it into domains", maxFile>>20))
-		return p
+	p.file(data)
+	if err := p.errors.err(); err != nil {
+		p.domain.root = node{}
+		return &parsed{domain: p.domain, err: err}
 	}
-	if root := p.document(data); root != nil {
-		p.secret = mayBeSensitive(root)
-		p.errors.secret, p.warnings.secret = p.secret, p.secret
-		p.root(root)
-	}
-	if len(p.errors.list) == 0 {
-		p.lint()
-	}
-	return p
+	return &parsed{domain: p.domain, warnings: p.warnings.lines()}
 }
 
 // newSet returns the policies of files without errors, each of another domain.
-func newSet(files []*parser) *Set {
+func newSet(files []*parsed) *Set {
 	s := &Set{domains: make(map[string]*domain, len(files))}
 	for _, p := range files {
 		s.domains[p.domain.name] = p.domain
-		s.warnings = append(s.warnings, p.warnings.lines()...)
+		s.warnings = append(s.warnings, p.warnings...)
 	}
 	s.names = slices.Sorted(maps.Keys(s.domains))
 	digest := sha256.New()
@@ -90,6 +86,22 @@ func newSet(files []*parser) *Set {
 	}
 	s.version = hex.EncodeToString(digest.Sum(nil)[:6])
 	return s
+}
+
+// file reads the whole text.
+func (p *parser) file(data []byte) {
+	if len(data) > maxFile {
+		p.fail(1, nil, fmt.Sprintf("the file is larger than %d MiB; split it into domains", maxFile>>20))
+		return
+	}
+	if root := p.document(data); root != nil {
+		hide := mentionsSensitive(root, make(map[string]bool))
+		p.errors.hideValues, p.warnings.hideValues = hide, hide
+		p.root(root)
+	}
+	if len(p.errors.list) == 0 {
+		p.lint()
+	}
 }
 
 // fail notes an error.
@@ -375,7 +387,7 @@ func (p *parser) sensitive(line int, key string, at *path) {
 	d := p.domain
 	if d.sensitive == nil {
 		d.sensitive, d.hasher = &keySet{}, newHasher(p.hashKey)
-		if p.needHashKey {
+		if len(p.hashKey) == 0 {
 			p.fail(line, at, "sensitive needs --hash-key-file with --redis, so that all replicas hash alike; make one by openssl rand -hex 32")
 		}
 	}

@@ -3,25 +3,26 @@ package policy
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
 )
 
-// TestErrors runs testdata/errors.txt: `parse` of a file, also `parse lenient` and
-// `parse need-hash-key`.
-func TestErrors(t *testing.T) {
+// It runs testdata/errors.txt: `parse` of a file, also `parse lenient` and `parse
+// need-hash-key`.
+func TestErrorsSayWhereWhatAndWhatToDo(t *testing.T) {
 	runParse(t, "testdata/errors.txt")
 }
 
-// TestLint runs testdata/lint.txt, in the same form.
-func TestLint(t *testing.T) {
+// It runs testdata/lint.txt, in the same form.
+func TestWhatIsProbablyNotMeantIsAWarning(t *testing.T) {
 	runParse(t, "testdata/lint.txt")
 }
 
-// TestDescribe runs testdata/describe.txt, in the same form.
-func TestDescribe(t *testing.T) {
+// It runs testdata/describe.txt, in the same form.
+func TestDescribeSaysWhatWasUnderstood(t *testing.T) {
 	runParse(t, "testdata/describe.txt")
 }
 
@@ -47,11 +48,12 @@ func runParse(t *testing.T, file string) {
 	})
 }
 
-// R30, row by row: what is accepted, what is rejected with one line, and what
-// only lenient reading lets pass, with one warning.
-func TestCheckerTable(t *testing.T) {
+// R30, row by row: what is accepted, also with one warning, what is rejected with
+// one line, and what only lenient reading lets pass, with one warning.
+func TestWhatIsAcceptedStrictlyAndLeniently(t *testing.T) {
 	const (
 		accept = iota
+		warn
 		reject
 		lenient
 	)
@@ -72,7 +74,7 @@ func TestCheckerTable(t *testing.T) {
 		{"anchors", list("  - {key: a, rate_limit: &x {unit: day, requests_per_unit: 5}}\n  - {key: b, rate_limit: *x}"), accept},
 		{"unlimited with requests_per_unit", window("unlimited: true, requests_per_unit: 5"), accept},
 		{"unlimited alone", window("unlimited: true"), accept},
-		{"replaces an unknown name", window("unit: day, requests_per_unit: 5, replaces: [{name: other}]"), accept},
+		{"replaces an unknown name", window("unit: day, requests_per_unit: 5, replaces: [{name: other}]"), warn},
 		{"empty value", list("  - {key: a, value: ''}"), accept},
 		{"a ban", window("unit: day, requests_per_unit: 0"), accept},
 		{"the largest count", window("unit: day, requests_per_unit: 4294967295"), accept},
@@ -109,7 +111,7 @@ func TestCheckerTable(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := Parse("d.yaml", []byte(c.text), Options{})
-			if got, want := err == nil, c.want == accept; got != want {
+			if got, want := err == nil, c.want == accept || c.want == warn; got != want {
 				t.Errorf("Parse(%q) accepted: %v (%v), want %v", c.text, got, err, want)
 			}
 			if err != nil && (!strings.HasPrefix(err.Error(), "policy: d.yaml:") || strings.Contains(err.Error(), "\n")) {
@@ -119,8 +121,8 @@ func TestCheckerTable(t *testing.T) {
 			if got, want := err == nil, c.want != reject; got != want {
 				t.Errorf("lenient Parse(%q) accepted: %v (%v), want %v", c.text, got, err, want)
 			}
-			if err == nil && (len(s.Warnings()) == 1) != (c.want == lenient) {
-				t.Errorf("lenient Parse(%q) warned %q, want one warning: %v", c.text, s.Warnings(), c.want == lenient)
+			if want := c.want == lenient || c.want == warn; err == nil && (len(s.Warnings()) == 1) != want {
+				t.Errorf("lenient Parse(%q) warned %q, want one warning: %v", c.text, s.Warnings(), want)
 			}
 		})
 	}
@@ -178,6 +180,27 @@ func TestDomainFitsALeaseID(t *testing.T) {
 		if got := err == nil; got != c.want {
 			t.Errorf("a domain of %d times %c was accepted: %v (%v), want %v", len(c.domain), c.domain[0], got, err, c.want)
 		}
+	}
+}
+
+// A request's own limit can be asked too, in a domain without any policy as well.
+func TestNamesAreOfAllThatCanBeAsked(t *testing.T) {
+	dir := writeFiles(t, map[string]string{
+		"a.yaml": "domain: a",
+		"b.yaml": "domain: b\ndescriptors:\n" +
+			"  - {key: k, token_bucket: {capacity: 1, refill: 1/s, name: N}, descriptors: [{key: l, rate_limit: {unit: day, requests_per_unit: 1}}]}\n" +
+			"  - {key: u, rate_limit: {unlimited: true}}\n",
+	})
+	s, err := Load([]string{dir}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for domain, limit := range s.Names() {
+		got = append(got, domain+" "+limit)
+	}
+	if want := []string{"a override", "b override", "b N", "b k.l"}; !slices.Equal(got, want) {
+		t.Errorf("Names() = %q, want %q", got, want)
 	}
 }
 

@@ -55,7 +55,7 @@ type Options struct {
 	// nobody is refused.
 	Shadow bool
 	// HashKey is the secret under which the values of sensitive policies are hashed,
-	// the same in all replicas; empty means a random one for each file and load.
+	// the same in all replicas; empty means a random one, which a [Files] keeps.
 	HashKey []byte
 	// NeedHashKey makes a sensitive policy an error if HashKey is empty.
 	NeedHashKey bool
@@ -86,10 +86,13 @@ func (s *Set) Has(domain string) bool { return s.domains[domain] != nil }
 func (s *Set) Warnings() []string { return slices.Clone(s.warnings) }
 
 // Names returns the domain and the name of every limit that can be asked, for
-// metrics. A name may come again.
+// metrics, with [OverrideName] for each domain. A name may come again.
 func (s *Set) Names() iter.Seq2[string, string] {
 	return func(yield func(domain, limit string) bool) {
 		for _, name := range s.names {
+			if !yield(name, OverrideName) {
+				return
+			}
 			for n := range s.domains[name].policies() {
 				for _, r := range n.rules {
 					if r.check.Limit != nil && !yield(name, r.check.Name) {

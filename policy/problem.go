@@ -20,11 +20,15 @@ type problem struct {
 	text string
 }
 
+// hidden is what errors and warnings of a file with sensitive policies show instead
+// of any value that is written in it: which are sensitive is known too late.
+const hidden = "(hidden)"
+
 // problems are what is wrong in one file.
 type problems struct {
-	file   string
-	secret *keySet // keys whose values are not shown
-	list   []problem
+	file       string
+	hideValues bool
+	list       []problem
 }
 
 // add notes a problem at a line and a place in the tree. The text says what is
@@ -33,7 +37,7 @@ func (ps *problems) add(line int, at *path, text string) {
 	if ps.full() {
 		return
 	}
-	if s := at.show(ps.secret); s != "" {
+	if s := at.show(ps.hideValues); s != "" {
 		text = s + ": " + text
 	}
 	ps.list = append(ps.list, problem{line, fmt.Sprintf("policy: %s:%d: %s", ps.file, line, text)})
@@ -75,9 +79,8 @@ type path struct {
 	index      int
 }
 
-// show is the path as errors show it: account.plan=trial, without the
-// values of secret keys.
-func (at *path) show(secret *keySet) string {
+// show is the path as errors show it: account.plan=trial.
+func (at *path) show(hideValues bool) string {
 	var parts []string
 	for ; at != nil; at = at.up {
 		switch {
@@ -85,8 +88,10 @@ func (at *path) show(secret *keySet) string {
 			parts = append(parts, "descriptors["+strconv.Itoa(at.index)+"]")
 		case at.value == "":
 			parts = append(parts, show(at.key))
+		case hideValues:
+			parts = append(parts, show(at.key)+"="+hidden)
 		default:
-			parts = append(parts, showEntry(at.key, at.value, secret))
+			parts = append(parts, show(at.key)+"="+show(at.value))
 		}
 	}
 	slices.Reverse(parts)
@@ -118,14 +123,6 @@ func show(s string) string {
 		return short + dots
 	}
 	return strconv.Quote(short) + dots
-}
-
-// showEntry is a key and its value as they stand in an error.
-func showEntry(key, value string, secret *keySet) string {
-	if secret.has(key) {
-		return show(key) + "=" + hidden
-	}
-	return show(key) + "=" + show(value)
 }
 
 // printable reports whether s can stand in a line of text, a metric's label and

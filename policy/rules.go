@@ -2,7 +2,6 @@ package policy
 
 import (
 	"fmt"
-	"math/big"
 	"strconv"
 	"strings"
 	"time"
@@ -31,7 +30,7 @@ func (p *parser) tokenBucket(f *field, _ *node, at *path) (rule, bool) {
 	}
 	b, err := limit.NewTokenBucket(capacity, r.count, r.period)
 	if err != nil {
-		p.fail(f.line, at, "token_bucket: "+tooExact(capacity, r.count, r.period))
+		p.fail(f.line, at, "token_bucket: "+err.Error())
 		return rule{}, false
 	}
 	r.check.Limit = b
@@ -68,25 +67,6 @@ func (p *parser) refill(f *field, at *path) (count int64, period time.Duration, 
 		return count, period, true
 	}
 	return 0, 0, false
-}
-
-// tooExact says why a bucket of valid numbers can't be kept exactly, with the
-// number that comes out (T32).
-func tooExact(capacity, count int64, period time.Duration) string {
-	millis := big.NewInt(period.Milliseconds())
-	refill := big.NewInt(count)
-	d := new(big.Int).GCD(nil, nil, millis, refill)
-	scale := new(big.Int).Quo(millis, d)
-	refill.Quo(refill, d)
-	sum := new(big.Int).Mul(big.NewInt(capacity), scale)
-	sum.Add(sum, refill)
-	most := new(big.Int).Sub(big.NewInt(limit.MaxExact), refill)
-	most.Quo(most, scale)
-	remedy := "use a rounder refill"
-	if most.Sign() > 0 {
-		remedy = fmt.Sprintf("use a capacity of at most %d or a rounder refill", most)
-	}
-	return fmt.Sprintf("capacity %d x %d + %d = %d is too large to be exact, it must be < 2^53 = %d; %s", capacity, scale, refill, sum, int64(limit.MaxExact)+1, remedy)
 }
 
 func (p *parser) rateLimit(f *field, n *node, at *path) (rule, bool) {

@@ -1,74 +1,15 @@
 package policy
 
 import (
-	"bytes"
-	"crypto/hmac"
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
 
 	"weir/limit"
 )
-
-// plainDigest is digest, as the standard library has it.
-func plainDigest(key []byte, domain, name, value string) []byte {
-	m := hmac.New(sha256.New, key)
-	for _, text := range []string{domain, name} {
-		_ = binary.Write(m, binary.BigEndian, uint64(len(text)))
-	}
-	_, _ = m.Write([]byte(domain + name + value))
-	return m.Sum(nil)[:16]
-}
-
-func TestDigestIsHMAC(t *testing.T) {
-	secret := []byte("a key of tests, 32 bytes at least")
-	h := newHasher(secret)
-	for _, value := range []string{"", "x", "\x00", strings.Repeat("é", 127), strings.Repeat("v", 255), strings.Repeat("v", 256), strings.Repeat("v", 257), strings.Repeat("long", 1<<16)} {
-		got := h.digest("d", "k", value)
-		if want := plainDigest(secret, "d", "k", value); !bytes.Equal(got[:], want) {
-			t.Errorf("digest of %d bytes = %x, want %x", len(value), got, want)
-		}
-	}
-}
-
-func TestDigestTellsDomainKeyAndValueApart(t *testing.T) {
-	one, other := newHasher([]byte("one")), newHasher([]byte("other"))
-	seen := make(map[[16]byte]string)
-	for _, h := range []*hasher{one, other, newHasher(nil), newHasher(nil)} {
-		for _, texts := range [][3]string{{"a", "b", "c"}, {"ab", "", "c"}, {"", "ab", "c"}, {"a", "", "bc"}, {"", "", "abc"}, {"a", "bc", ""}, {"a", "c", "b"}} {
-			d := h.digest(texts[0], texts[1], texts[2])
-			if before, twice := seen[d]; twice {
-				t.Errorf("the digest of %q is that of %s too", texts, before)
-			}
-			seen[d] = fmt.Sprintf("%q", texts)
-		}
-	}
-}
-
-func TestManyMayHashAtOnce(t *testing.T) {
-	h := newHasher([]byte("key"))
-	want := make([][16]byte, 100)
-	for i := range want {
-		want[i] = h.digest("d", "k", fmt.Sprint(i))
-	}
-	var all sync.WaitGroup
-	for range 8 {
-		all.Go(func() {
-			for i := range want {
-				if got := h.digest("d", "k", fmt.Sprint(i)); got != want[i] {
-					t.Errorf("digest of %d = %x, want %x", i, got, want[i])
-				}
-			}
-		})
-	}
-	all.Wait()
-}
 
 const sensitivePolicy = `
 domain: d
@@ -93,6 +34,17 @@ func TestReplicasWithOneHashKeyHaveOneSubject(t *testing.T) {
 	}
 	if a, b := key(""), key(""); a == b {
 		t.Errorf("without a key the state is %s each time, want a random one", a)
+	}
+}
+
+// In memory the key is a random one, and counters must outlive a change of the file.
+func TestAReloadKeepsTheRandomHashKey(t *testing.T) {
+	f := newFolder(t, map[string]string{"d.yaml": sensitivePolicy})
+	key := func() string { return f.Read().Set.Match(request("api_key", "s3cret")).Checks[0].Key }
+	before := key()
+	f.write("d.yaml", strings.ReplaceAll(sensitivePolicy, "capacity: 1", "capacity: 2"))
+	if after := key(); after != before {
+		t.Errorf("the state is %s after a change, and was %s", after, before)
 	}
 }
 
@@ -187,7 +139,7 @@ func inSensitiveValues(n *yaml.Node, text string) int {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		switch k, v := n.Content[i], n.Content[i+1]; k.Value {
 		case "sensitive":
-			sensitive = sensitive || !isOff(v)
+			sensitive = sensitive || !plainlyOff(v)
 		case "key":
 			named = true
 		}
@@ -198,4 +150,9 @@ func inSensitiveValues(n *yaml.Node, text string) int {
 		}
 	}
 	return count
+}
+
+func plainlyOff(n *yaml.Node) bool {
+	on, ok := asFlag(n)
+	return ok && !on
 }

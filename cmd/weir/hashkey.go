@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -43,13 +42,6 @@ func readHashKey(path string) ([]byte, error) {
 		return nil, fmt.Errorf("--hash-key-file: %s has more than %d bytes; %s", path, maxHashKey, makeHashKey)
 	}
 	return key, nil
-}
-
-// randomHashKey is for a state that ends with the process.
-func randomHashKey() []byte {
-	key := make([]byte, minHashKey)
-	_, _ = rand.Read(key) // it never fails
-	return key
 }
 
 // fingerprint tells whether two replicas have the same hash key, and nothing else

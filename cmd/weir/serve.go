@@ -5,19 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
 	"os/signal"
 	"runtime"
 	"slices"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"google.golang.org/grpc"
 
 	"weir/envoy"
 	"weir/policy"
@@ -98,22 +94,11 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	srv.SetPolicy(con.ctx, files.Read())
 
 	l, err := c.listen(con.ctx)
-	if err != nil {
-		return errors.Join(err, st.Close())
+	if err == nil {
+		s := service{serveCommand: c, log: log, server: srv, store: st, files: files, registry: registry}
+		err = s.run(con.ctx, l)
+		srv.Close()
 	}
-	watching, unwatch := context.WithCancel(con.ctx)
-	var watcher sync.WaitGroup
-	watcher.Go(func() {
-		watch(watching, c.Policy, log, func() {
-			if r := files.Read(); r.Changed {
-				srv.SetPolicy(watching, r)
-			}
-		})
-	})
-	err = c.serve(con.ctx, srv, st, l, registry, log)
-	unwatch()
-	watcher.Wait()
-	srv.Close()
 	return errors.Join(err, st.Close())
 }
 
@@ -130,8 +115,6 @@ func (c *serveCommand) policyOptions(ctx context.Context, log *slog.Logger) (pol
 		log.InfoContext(ctx, "hash key", "file", c.HashKeyFile, "fingerprint", fingerprint(key))
 	case c.Redis != "":
 		o.NeedHashKey = true
-	default:
-		o.HashKey = randomHashKey()
 	}
 	return o, nil
 }
@@ -161,114 +144,4 @@ func (c *serveCommand) store(log *slog.Logger) (store.Store, error) {
 		return nil, fmt.Errorf("--redis: %w", err)
 	}
 	return s, nil
-}
-
-// listeners are the sockets of the service; admin may be nil.
-type listeners struct{ grpc, http, admin net.Listener }
-
-func (c *serveCommand) listen(ctx context.Context) (l listeners, err error) {
-	defer func() {
-		if err != nil {
-			for _, open := range []net.Listener{l.grpc, l.http, l.admin} {
-				if open != nil {
-					_ = open.Close()
-				}
-			}
-		}
-	}()
-	if l.grpc, err = listen(ctx, "--grpc-listen", c.GRPCListen); err != nil {
-		return l, err
-	}
-	if l.http, err = listen(ctx, "--http-listen", c.HTTPListen); err != nil {
-		return l, err
-	}
-	if c.AdminListen != "" {
-		l.admin, err = listen(ctx, "--admin-listen", c.AdminListen)
-	}
-	return l, err
-}
-
-func listen(ctx context.Context, flag, addr string) (net.Listener, error) {
-	var config net.ListenConfig
-	l, err := config.Listen(ctx, "tcp", addr)
-	switch {
-	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%s is in use; stop what listens there, or choose another address with %s", addr, flag)
-	case err != nil:
-		return nil, fmt.Errorf("%s %s: %w", flag, addr, err)
-	}
-	return l, nil
-}
-
-// serve answers until ctx ends or a listener fails, then stops in order: not
-// ready, no new requests, those under way finished, within DrainTimeout.
-func (c *serveCommand) serve(ctx context.Context, srv *server.Server, st store.Store, l listeners, registry *prometheus.Registry, log *slog.Logger) error {
-	g := srv.GRPC()
-	pages := &http.Server{Handler: srv.HTTP(registry), ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 64 << 10}
-	admin := &http.Server{Handler: srv.Admin(), ReadTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10}
-
-	watch, unwatch := context.WithCancel(ctx)
-	var work sync.WaitGroup
-	failed := make(chan error, 3)
-	work.Go(func() { srv.Run(watch) })
-	go func() { failed <- g.Serve(l.grpc) }() // it ends with drain, or with the process
-	work.Go(func() { failed <- pages.Serve(l.http) })
-	addresses := []any{"grpc", l.grpc.Addr().String(), "http", l.http.Addr().String()}
-	if l.admin != nil {
-		work.Go(func() { failed <- admin.Serve(l.admin) })
-		addresses = append(addresses, "admin", l.admin.Addr().String())
-	}
-	kept := "memory"
-	if c.Redis != "" {
-		kept = "redis"
-	}
-	log.InfoContext(ctx, "listening", append(addresses, "store", kept, "version", versionText())...)
-
-	var err error
-	select {
-	case <-ctx.Done():
-	case err = <-failed:
-	}
-	log.InfoContext(ctx, "stopping", "drain_timeout", c.DrainTimeout)
-	srv.Drain()
-	c.drain(g, st)
-	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	_ = pages.Shutdown(stop) // what is left is cut off
-	_ = admin.Shutdown(stop)
-	unwatch()
-	work.Wait()
-	log.InfoContext(ctx, "stopped")
-	return err
-}
-
-// cutOff is how long a stop waits, at the very end, for what was cut off.
-const cutOff = time.Second
-
-// drain finishes the requests under way. When DrainTimeout is over it closes the
-// store, so that what still waits there fails, and cuts off the rest.
-func (c *serveCommand) drain(g *grpc.Server, st store.Store) {
-	stopped := make(chan struct{})
-	go func() { // it ends with the process at the latest
-		g.GracefulStop()
-		close(stopped)
-	}()
-	if ended(stopped, c.DrainTimeout) {
-		return
-	}
-	_ = st.Close() // its error is told when it is closed for good
-	go g.Stop()    // it may wait for a connection that has not said a word
-	ended(stopped, cutOff)
-}
-
-// ended waits for done, at most for the given time.
-func ended(done <-chan struct{}, within time.Duration) bool {
-	timer := time.NewTimer(within)
-	defer timer.Stop()
-	select {
-	case <-done:
-		return true
-	case <-timer.C:
-		return false
-	}
 }

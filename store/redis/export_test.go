@@ -7,6 +7,6 @@ func OpenChanged(o Options, change func(source string) string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.scripts = newScripts(change(decideSource), change(releaseSource), change(renewSource), change(inspectSource))
+	s.scripts = newScripts(change)
 	return s, nil
 }

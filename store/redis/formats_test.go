@@ -50,7 +50,6 @@ end}
 		shebang, rest, _ := strings.Cut(source, "\n")
 		again := strings.NewReplacer(
 			"local READS, WRITES = 1, 1", fmt.Sprintf("local READS, WRITES = %d, %d", reads, writes),
-			"local READS = 1", fmt.Sprintf("local READS = %d", reads),
 		).Replace(rest)
 		if again == rest && reads+writes > 2 {
 			panic("a script does not say which formats it knows")

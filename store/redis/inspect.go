@@ -2,14 +2,10 @@ package redis
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
 
 	"weir/limit"
 )
-
-//go:embed inspect.lua
-var inspectSource string
 
 // Inspect implements [store.Store].
 func (s *Store) Inspect(ctx context.Context, checks []limit.Check) ([]limit.State, error) {

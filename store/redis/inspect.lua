@@ -12,19 +12,6 @@
 --   w: {start (ms), count}, or {} without state
 --   c: {live leases, then for each of those that expire first: token, expiry (ms)}}.
 
-local READS = 1 -- as in decide.lua
-
-local now = tonumber(ARGV[1])
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
-local function check_format(format)
-  format = tonumber(format) or 0
-  if format < 1 or format > READS then error('weir: state of format ' .. format .. ', and only 1 to ' .. READS .. ' is known') end
-end
-
 -- The first fields of a state: a later version may have written more.
 local function unpack_state(packed, fields)
   local state = {cmsgpack.unpack(packed)}

@@ -4,7 +4,6 @@ package redis
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,15 +17,6 @@ import (
 
 	"weir/limit"
 	"weir/store"
-)
-
-var (
-	//go:embed decide.lua
-	decideSource string
-	//go:embed release.lua
-	releaseSource string
-	//go:embed renew.lua
-	renewSource string
 )
 
 // go-redis writes each failed dial to stderr by itself, which in an outage is

@@ -13,20 +13,6 @@
 -- Returns {1 released, 2 not held or 3 expired; of a released one also the ms
 -- that it was held, and the names of the limits whose slots it held}.
 
-local READS, WRITES = 1, 1 -- as in decide.lua
-local RECORD_SLACK = 60000
-
-local now = tonumber(ARGV[1])
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
-local function check_format(format)
-  format = tonumber(format) or 0
-  if format < 1 or format > READS then error('weir: state of format ' .. format .. ', and only 1 to ' .. READS .. ' is known') end
-end
-
 local packed = redis.call('GET', KEYS[1])
 if not packed then
   if ARGV[3] == '1' then
@@ -46,7 +32,7 @@ if expiry <= now then
   return {2}
 end
 
-local reply = {1, math.max(0, now - granted)}
+local reply = {1, max(0, now - granted)}
 local i = 5
 while type(record[i]) == 'string' do
   redis.call('ZREM', record[i], ARGV[2])

@@ -10,22 +10,6 @@
 --
 -- Returns the life of the lease from now on (ms), or 0: lost.
 
-local READS, WRITES = 1, 1 -- as in decide.lua
-local SLACK = 10000
-local RECORD_SLACK = 60000
-local INDEX_SLACK = 3600000
-
-local now = tonumber(ARGV[1])
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
-
-local function check_format(format)
-  format = tonumber(format) or 0
-  if format < 1 or format > READS then error('weir: state of format ' .. format .. ', and only 1 to ' .. READS .. ' is known') end
-end
-
 local packed = redis.call('GET', KEYS[1])
 if not packed then return 0 end
 -- As in release.lua: what a later version wrote behind the slots is kept.
@@ -46,7 +30,7 @@ local function keep(key, ms)
 end
 -- Never shorter: time may have been set back since.
 record[1] = WRITES
-record[4] = math.max(expiry, now + life)
+record[4] = max(expiry, now + life)
 life = record[4] - now
 for i = 5, last, 2 do
   redis.call('ZADD', record[i], record[4], ARGV[2])

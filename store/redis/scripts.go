@@ -1,11 +1,35 @@
 package redis
 
+import (
+	_ "embed"
+	"strings"
+)
+
+var (
+	//go:embed common.lua
+	commonSource string
+	//go:embed decide.lua
+	decideSource string
+	//go:embed release.lua
+	releaseSource string
+	//go:embed renew.lua
+	renewSource string
+	//go:embed inspect.lua
+	inspectSource string
+)
+
 // scripts are the Lua scripts of one version of weir. Versions that run side by
 // side share states: see docs/decisions/0007-state-formats.md.
 type scripts struct{ decide, release, renew, inspect *script }
 
-func newScripts(decide, release, renew, inspect string) scripts {
-	return scripts{newScript(decide), newScript(release), newScript(renew), newScript(inspect)}
-}
+// current are the scripts as they are.
+var current = newScripts(func(source string) string { return source })
 
-var current = newScripts(decideSource, releaseSource, renewSource, inspectSource)
+// newScripts returns the scripts, each changed: tests make other versions so.
+func newScripts(change func(source string) string) scripts {
+	whole := func(source string) *script {
+		first, rest, _ := strings.Cut(source, "\n") // #!lua must be the first line
+		return newScript(change(first + "\n" + commonSource + rest))
+	}
+	return scripts{decide: whole(decideSource), release: whole(releaseSource), renew: whole(renewSource), inspect: whole(inspectSource)}
+}
