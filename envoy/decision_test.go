@@ -125,8 +125,8 @@ func costing(c limit.Check, hits int64) limit.Check {
 
 var unlimited = decided{}
 
-// notation writes codes as cases.md does: OVER [OK 7][OVER 0], nil for a status
-// without current_limit.
+// notation writes the codes, and what remains, in short: OVER [OK 7][OVER 0]; nil for
+// a status without current_limit.
 func notation(r *rls.RateLimitResponse) string {
 	var b strings.Builder
 	b.WriteString(strings.TrimSuffix(r.GetOverallCode().String(), "_LIMIT") + " ")

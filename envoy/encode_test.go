@@ -202,7 +202,7 @@ func TestDurationUntilResetIsTheWaitOfARefusal(t *testing.T) {
 	}
 }
 
-// The rows of the table of design.md, section 7, for an admitted request.
+// What Envoy is told of an admitted request.
 func TestAnAdmissionTellsItsLeaseShadowsAndBypass(t *testing.T) {
 	plain := decide([]decided{{hourly("a", 9), passed(5, time.Minute)}})
 	statuses := plain.encode(Options{}).GetStatuses()
@@ -291,7 +291,7 @@ func TestAnAdmissionTellsItsLeaseShadowsAndBypass(t *testing.T) {
 	}
 }
 
-// The rows of the table of design.md, section 7, for a refused request.
+// What Envoy is told of a refused request: docs/semantics.md, "What a client is told".
 func TestARefusalTellsItsReasonWaitAndRemedy(t *testing.T) {
 	for _, tt := range []struct {
 		name     string

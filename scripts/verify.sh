@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 #
 # Checks that what is kept beside the source agrees with it: go.mod and go.sum,
-# generated code, format. It changes nothing. `make verify` runs it, and names
+# generated code, format, and what the pages of docs/ name. It changes nothing. `make verify` runs it, and names
 # the folder of the Go tools in BIN.
 set -euo pipefail
+shopt -s inherit_errexit
 
 : "${BIN:?run it by: make verify}"
 
@@ -20,11 +21,24 @@ check() {
   failed=1
 }
 
-# named: every test that a page names exists.
+# named: every test that a page names exists. (bash exits on no error in what check
+# calls, so an empty list must be told.)
 named() {
-  local name missing=0
-  for name in $(grep -ohE '`(Test|Fuzz)[A-Za-z0-9]+`' docs/*.md docs/decisions/*.md README.md | tr -d '`' | sort -u); do
-    grep -rqE "^func $name\\(" --include='*_test.go' . || { echo "no test $name" >&2; missing=1; }
+  local names name missing=0
+  names=$(grep -ohE '`(Test|Fuzz)[A-Za-z0-9]+`' docs/*.md docs/decisions/*.md README.md | tr -d '`' | sort -u) || { echo "no page names a test" >&2; return 1; }
+  for name in $names; do
+    git grep -qE --untracked "^func $name\\(" -- '*_test.go' || { echo "no test $name" >&2; missing=1; }
+  done
+  return $missing
+}
+
+# told: every case (R01, C01, T01) that is cited has a row in docs/cases.md, and every
+# sentence (S1) its number in docs/semantics.md.
+told() {
+  local cited number missing=0
+  cited=$(git grep -ohwE --untracked '[RCT][0-9]{2}|S[0-9]{1,2}' -- '*.go' '*.lua' '*.txt' '*.txtar' ':!*.pb.go' | sort -u) || { echo "no case is cited" >&2; return 1; }
+  for number in $cited; do
+    grep -qE "^\| $number \||\($number\)" docs/cases.md docs/semantics.md || { echo "$number is not told" >&2; missing=1; }
   done
   return $missing
 }
@@ -36,6 +50,7 @@ done
 check "make generate" "$BIN/buf" generate --output "$tmp"
 check "make generate" diff -ru --exclude='*.proto' proto "$tmp/proto"
 check "name a test that exists" named
+check "add a row to docs/cases.md, or a number to docs/semantics.md" told
 check "make fmt" "$BIN/golangci-lint" fmt --diff
 
 exit $failed
