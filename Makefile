@@ -37,7 +37,7 @@ fuzz: servers ## run every fuzz target for FUZZTIME (30s)
 
 .PHONY: bench
 bench: servers ## run the benchmarks
-	source $(TOOLS)/env.sh; WEIR_REQUIRE_TOOLS=1 scripts/bench.sh
+	source $(TOOLS)/env.sh; scripts/bench.sh
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint $(BIN)/buf ## check the Go code and the proto files
