@@ -85,7 +85,7 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 	each(t, func(t *testing.T, server *storetest.Redis) {
 		clock := storetest.NewClock() // it stands
 		s, client := open(t, server, clock.Now)
-		unknown := 0
+		unknown, checked := 0, 0
 		for round := range 40 {
 			h := history{store: s, domain: fmt.Sprintf("d%d", round), bucket: bucket(t, worldTokens, 24*time.Hour), lane: lane(t, worldSlots, time.Hour)}
 			var clients sync.WaitGroup
@@ -100,17 +100,26 @@ func TestHistoriesAreLinearizable(t *testing.T) {
 				}
 			}
 			clients.Wait()
-			result, info := porcupine.CheckOperationsVerbose(worlds, h.operations, 3*storetest.Deadline)
-			if result != porcupine.Ok {
+			unknown += h.unknown
+			// With many unknown outcomes, as on a busy machine, the search can take for ever.
+			result, info := porcupine.CheckOperationsVerbose(worlds, h.operations, 3*time.Second)
+			switch result {
+			case porcupine.Ok:
+				checked++
+			case porcupine.Unknown:
+				t.Logf("round %d with %d unknown outcomes was not checked", round, h.unknown)
+			case porcupine.Illegal:
 				path := t.ArtifactDir() + "/history.html"
 				if err := porcupine.VisualizePath(worlds, info, path); err != nil {
 					t.Error(err)
 				}
 				t.Fatalf("round %d is %s; see %s", round, result, path)
 			}
-			unknown += h.unknown
 		}
 		t.Logf("%d outcomes were unknown", unknown)
+		if checked < 30 {
+			t.Errorf("%d of 40 rounds were checked, want at least 30", checked)
+		}
 	})
 }
 
