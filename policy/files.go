@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 )
 
 // Files are policy files that are read again when they may have changed. A file
@@ -84,7 +85,7 @@ func (f *Files) Read() Reading {
 		text = out.Err.Error()
 	}
 	out.Changed, f.wrong = text != f.wrong, text
-	if next := newSet(inForce); f.set == nil && complete || f.set != nil && f.set.version != next.version {
+	if next := newSet(inForce); f.set == nil && complete || f.set != nil && (f.set.version != next.version || !slices.Equal(f.set.files, next.files)) {
 		f.set, out.Changed = next, true
 	}
 	out.Set = f.set

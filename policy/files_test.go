@@ -123,6 +123,22 @@ func TestAFileThatIsNamedItselfStaysInForceWhenItIsTakenAway(t *testing.T) {
 	f.expect("back", "a=2", 0)
 }
 
+func TestARenamedFileIsToldByItsNewName(t *testing.T) {
+	f := newFolder(t, map[string]string{"a.yaml": bucketOf("a", 1)})
+	first := f.expect("at first", "a=1", 0)
+	if err := os.Rename(filepath.Join(f.dir, "a.yaml"), filepath.Join(f.dir, "b.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	second := f.Read()
+	var told strings.Builder
+	if err := second.Set.Describe(&told); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(told.String(), "b.yaml") || second.Set.Version() != first.Set.Version() {
+		t.Errorf("after a rename: version %s, was %s; %s", second.Set.Version(), first.Set.Version(), told.String())
+	}
+}
+
 func TestAFolderThatCannotBeReadStaysInForce(t *testing.T) {
 	f := newFolder(t, map[string]string{"a.yaml": bucketOf("a", 1), "b.yaml": bucketOf("b", 1)})
 	f.expect("at first", "a=1 b=1", 0)

@@ -23,6 +23,9 @@ func (p *parser) lint() {
 	if p.domain.name == "unknown" {
 		p.warnings.add(p.domain.line, nil, "requests of domains that no policy has are counted as unknown in metrics, and would be mixed with those of this one; choose another name")
 	}
+	if len(p.domain.root.children) == 0 {
+		p.warnings.add(p.domain.line, nil, "the domain has no policies, so nothing is limited; is the file whole?")
+	}
 	l.children(&p.domain.root, nil)
 	l.unknownNames()
 }
@@ -138,11 +141,12 @@ func (l *linter) unknownNames() {
 // Words of keys whose values are secrets, each also as two words.
 var (
 	secretWords = []string{
-		"apikey", "xapikey", "accesskey", "secretkey", "privatekey", "secret", "secrets", "password", "passwd", "passphrase", "pwd",
-		"authorization", "bearer", "cookie", "jwt", "credential", "credentials",
+		"apikey", "apikeys", "xapikey", "sessionid", "accesskey", "secretkey", "privatekey", "secret", "secrets", "password", "passwd", "passphrase", "pwd",
+		"bearer", "jwt", "credential", "credentials",
 	}
-	// tokenWords count only at the end of a key: token_type and tokens are no secrets.
-	tokenWords = []string{"token", "accesstoken", "authtoken", "refreshtoken", "sessiontoken"}
+	// lastWords count only at the end of a key: token_type and cookie_consent are no
+	// secrets.
+	lastWords = []string{"token", "accesstoken", "authtoken", "refreshtoken", "sessiontoken", "cookie", "authorization"}
 )
 
 // looksSecret reports whether one of the key's words says that its values are
@@ -151,7 +155,7 @@ func looksSecret(key string) bool {
 	words := wordsOf(key)
 	before := ""
 	for i, w := range words {
-		if slices.Contains(secretWords, w) || slices.Contains(secretWords, before+w) || i == len(words)-1 && slices.Contains(tokenWords, w) {
+		if slices.Contains(secretWords, w) || slices.Contains(secretWords, before+w) || i == len(words)-1 && slices.Contains(lastWords, w) {
 			return true
 		}
 		before = w

@@ -85,6 +85,9 @@ func newSet(files []*parsed) *Set {
 		_, _ = digest.Write(s.domains[name].sum[:]) // it never fails
 	}
 	s.version = hex.EncodeToString(digest.Sum(nil)[:6])
+	for _, name := range s.names {
+		s.files = append(s.files, s.domains[name].file)
+	}
 	return s
 }
 
@@ -149,7 +152,11 @@ func (p *parser) require(fields []field, name, label string, line int, at *path,
 
 func (p *parser) root(n *yaml.Node) {
 	if n.Kind != yaml.MappingNode {
-		p.fail(n.Line, nil, "the file must be a map, got "+describe(n)+"; begin it with domain: NAME")
+		got := describe(n)
+		if n.Kind == yaml.ScalarNode && !isNull(n) {
+			got = "a text" // perhaps of a file with a secret, named by mistake
+		}
+		p.fail(n.Line, nil, "the file must be a map, got "+got+"; begin it with domain: NAME")
 		return
 	}
 	fields := p.fields(n, nil, rootLevel)

@@ -104,7 +104,7 @@ func TestWhatIsAcceptedStrictlyAndLeniently(t *testing.T) {
 		{"requests_per_unit missing", window("unit: day"), lenient},
 		{"shadow_mode inside rate_limit", window("unit: day, requests_per_unit: 5, shadow_mode: true"), lenient},
 		{"requests_per_unit on a descriptor", list("  - {key: a, requests_per_unit: 5}"), lenient},
-		{"second document", "domain: d\n---\ndomain: e\n", lenient},
+		{"second document", "domain: d\ndescriptors: [{key: a}]\n---\ndomain: e\n", lenient},
 		{"duplicate map key", window("unit: day, unit: hour, requests_per_unit: 5"), lenient},
 		{"mutual replaces", list("  - {key: a, rate_limit: {unit: day, requests_per_unit: 5, name: A, replaces: [{name: B}]}}\n" +
 			"  - {key: b, rate_limit: {unit: day, requests_per_unit: 5, name: B, replaces: [{name: A}]}}"), lenient},

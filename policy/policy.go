@@ -68,6 +68,7 @@ type Set struct {
 	names    []string // of the domains, sorted
 	warnings []string
 	version  string
+	files    []string // of the domains
 }
 
 // Version tells sets apart: 12 hexadecimal digits that depend on the contents of

@@ -72,7 +72,8 @@ func (d *domain) hide(subject []limit.Entry) []limit.Entry {
 }
 
 // mentionsSensitive reports whether any key of a document is sensitive, or nearly so
-// (misspelt, or where it means nothing), and not plainly off. Words are the keys that
+// (misspelt, or where it means nothing), and not plainly off, or a policy's key looks
+// like that of a secret. Words are the keys that
 // were looked at, and whether they mean it.
 func mentionsSensitive(n *yaml.Node, words map[string]bool) bool {
 	for i, c := range n.Content { // what aliases stand for is looked at where it is
@@ -83,7 +84,11 @@ func mentionsSensitive(n *yaml.Node, words map[string]bool) bool {
 				means = nearest(key, []string{"sensitive"}) != ""
 				words[key] = means
 			}
-			if on, ok := asFlag(resolve(n.Content[i+1])); means && (on || !ok) {
+			value := resolve(n.Content[i+1])
+			if on, ok := asFlag(value); means && (on || !ok) {
+				return true
+			}
+			if key == "key" && looksSecret(value.Value) {
 				return true
 			}
 		}

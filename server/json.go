@@ -2,10 +2,9 @@ package server
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
-	"strings"
+	"regexp"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc/codes"
@@ -52,12 +51,13 @@ func (s *Server) answerJSON(w http.ResponseWriter, r *http.Request) (*rls.RateLi
 	}
 	m := &rls.RateLimitRequest{}
 	if err := protojson.Unmarshal(body, m); err != nil {
-		// It may quote the body, which goes back to its sender alone.
-		text := strings.ToValidUTF8(fmt.Sprintf("%.200s", err.Error()), "�")
-		return nil, toStatus(badRequestf("the body is no RateLimitRequest in JSON: %s", text))
+		// What the library says quotes the body: of it only where.
+		return nil, toStatus(badRequestf("the body is no RateLimitRequest in JSON%s", jsonPlace.FindString(err.Error())))
 	}
 	return rateLimit{Server: s}.ShouldRateLimit(r.Context(), m)
 }
+
+var jsonPlace = regexp.MustCompile(` \(line \d+:\d+\)`)
 
 // countObjects is countFields for JSON: it refuses a body with too many parts
 // before they are decoded. Objects in the outermost are descriptors, and those

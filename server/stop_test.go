@@ -3,6 +3,7 @@ package server_test
 import (
 	"net"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ func TestAStopFinishesTheRequestsUnderWay(t *testing.T) {
 		code, h := r.healthz(t)
 		return code == 503 && h.Status == "draining"
 	})
+	r.Signal(t, syscall.SIGHUP) // which ends those who do not expect it
 	resume(t, redis)
 	m, err := under.end()
 	if err != nil {

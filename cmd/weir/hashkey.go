@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 )
 
 // What the text of a hash key may have, in bytes.
@@ -22,7 +23,7 @@ const makeHashKey = "make one by openssl rand -hex 32"
 // readHashKey returns the secret under which values of sensitive policies are
 // hashed: a file's text without the end of its last line. No error shows any of it.
 func readHashKey(path string) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe into which nobody writes is empty
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("--hash-key-file: %w; %s", err, makeHashKey)
 	}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -32,5 +33,16 @@ func TestHashKeyIsTheTextWithoutTheEndOfItsLastLine(t *testing.T) {
 		if err != nil && strings.Contains(err.Error(), "kkkk") {
 			t.Errorf("readHashKey said %v, which shows the key", err)
 		}
+	}
+}
+
+// Nothing may wait before the service listens: not for somebody who never writes.
+func TestAHashKeyFromAPipeIsWhatHasBeenWrittenIntoIt(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readHashKey(pipe); err == nil || !strings.Contains(err.Error(), "0 bytes") {
+		t.Errorf("readHashKey of a pipe without a writer said %v, want that it has 0 bytes", err)
 	}
 }

@@ -61,6 +61,8 @@ const gcHeadroom = 32 << 20
 // Run runs the service until its context ends.
 func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	signal.Ignore(syscall.SIGPIPE) // a log that nobody reads must not end the service
+	hangUp, stop := hangUps()      // nor a SIGHUP, however early or late
+	defer stop()
 	if c.StoreTimeout <= 0 {
 		return fmt.Errorf("--store-timeout must be above 0, got %v; the default is 10ms", c.StoreTimeout)
 	}
@@ -95,7 +97,7 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 
 	l, err := c.listen(con.ctx)
 	if err == nil {
-		s := service{serveCommand: c, log: log, server: srv, store: st, files: files, registry: registry}
+		s := service{serveCommand: c, log: log, server: srv, store: st, files: files, registry: registry, hangUp: hangUp}
 		err = s.run(con.ctx, l)
 		srv.Close()
 	}

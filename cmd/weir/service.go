@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -23,6 +24,7 @@ type service struct {
 	store    store.Store
 	files    *policy.Files
 	registry *prometheus.Registry
+	hangUp   <-chan os.Signal
 }
 
 // run answers until ctx ends or a listener fails, then stops in order: not ready, no
@@ -37,7 +39,7 @@ func (s service) run(ctx context.Context, l listeners) error {
 	var work sync.WaitGroup
 	failed := make(chan error, 3)
 	work.Go(func() { s.server.Run(looking) })
-	work.Go(func() { watch(looking, s.Policy, s.log, func() { s.read(looking) }) })
+	work.Go(func() { watch(looking, s.Policy, s.hangUp, s.log, func() { s.read(looking) }) })
 	go func() { failed <- g.Serve(l.grpc) }() // it ends with drain, or with the process
 	work.Go(func() { failed <- pages.Serve(l.http) })
 	addresses := []any{"grpc", l.grpc.Addr().String(), "http", l.http.Addr().String()}

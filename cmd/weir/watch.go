@@ -23,12 +23,18 @@ const (
 	busyFor  = 500 * time.Millisecond
 )
 
+// hangUps returns what gets something on SIGHUP, which otherwise ends the process,
+// until stop is called.
+func hangUps() (signals <-chan os.Signal, stop func()) {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGHUP)
+	return c, func() { signal.Stop(c) }
+}
+
 // watch calls read at once, whenever what the paths mean may have changed, and on
-// SIGHUP, until ctx ends.
-func watch(ctx context.Context, paths []string, log *slog.Logger, read func()) {
-	w := watcher{log: log, hangUp: make(chan os.Signal, 1), poll: time.NewTicker(readEvery)}
-	signal.Notify(w.hangUp, syscall.SIGHUP)
-	defer signal.Stop(w.hangUp)
+// hangUp, until ctx ends.
+func watch(ctx context.Context, paths []string, hangUp <-chan os.Signal, log *slog.Logger, read func()) {
+	w := watcher{log: log, hangUp: hangUp, poll: time.NewTicker(readEvery)}
 	defer w.poll.Stop()
 	files, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -52,7 +58,7 @@ func watch(ctx context.Context, paths []string, log *slog.Logger, read func()) {
 // watcher is what tells of changes.
 type watcher struct {
 	log    *slog.Logger
-	hangUp chan os.Signal
+	hangUp <-chan os.Signal
 	poll   *time.Ticker
 	// Of the file system; nil, from which nothing comes, if it cannot be watched.
 	events chan fsnotify.Event

@@ -68,7 +68,7 @@ func TestAChangeOfThePolicyFilesIsRead(t *testing.T) {
 			var watching sync.WaitGroup
 			watching.Go(func() {
 				var began, ended sync.Once
-				watch(ctx, paths, slog.New(slog.DiscardHandler), func() {
+				watch(ctx, paths, nil, slog.New(slog.DiscardHandler), func() {
 					if r := files.Read(); r.Set != nil && r.Set.Has("second") {
 						ended.Do(func() { close(found) })
 					}

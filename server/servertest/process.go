@@ -142,7 +142,13 @@ func (p *Process) Log() string {
 // Terminate sends SIGTERM.
 func (p *Process) Terminate(t testing.TB) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+	p.Signal(t, syscall.SIGTERM)
+}
+
+// Signal sends a signal.
+func (p *Process) Signal(t testing.TB, signal syscall.Signal) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(signal); err != nil {
 		t.Fatal(err)
 	}
 }

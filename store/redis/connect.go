@@ -76,10 +76,20 @@ func newConnector(o Options) (*connector, error) {
 	return c, nil
 }
 
+const maxPasswordFile = 64 << 10
+
 // passwordFile returns what reads a password, for each new connection anew, so
 // that it can be changed without a restart.
 func passwordFile(path string) func() (string, error) {
 	return func() (string, error) {
+		// Nothing may wait here: a pipe would, for somebody who writes into it.
+		info, err := os.Stat(path)
+		if err != nil {
+			return "", fmt.Errorf("the password file: %w", err)
+		}
+		if !info.Mode().IsRegular() || info.Size() > maxPasswordFile {
+			return "", fmt.Errorf("the password file %s is not a regular file of at most %d bytes", path, maxPasswordFile)
+		}
 		text, err := os.ReadFile(path)
 		if err != nil {
 			return "", fmt.Errorf("the password file: %w", err)

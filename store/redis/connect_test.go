@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -156,4 +157,15 @@ func TestEvictionIsToldOf(t *testing.T) {
 			t.Errorf("%d warnings, want none", n)
 		}
 	})
+}
+
+func TestAPasswordIsInARegularFile(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := redis.Open(redis.Options{URL: "redis://127.0.0.1:1", PasswordFile: pipe})
+	if err == nil || !strings.Contains(err.Error(), "is not a regular file") {
+		t.Errorf("Open with a pipe as password file: %v, want that it is no regular file", err)
+	}
 }
