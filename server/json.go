@@ -51,13 +51,21 @@ func (s *Server) answerJSON(w http.ResponseWriter, r *http.Request) (*rls.RateLi
 	}
 	m := &rls.RateLimitRequest{}
 	if err := protojson.Unmarshal(body, m); err != nil {
-		// What the library says quotes the body: of it only where.
-		return nil, toStatus(badRequestf("the body is no RateLimitRequest in JSON%s", jsonPlace.FindString(err.Error())))
+		return nil, toStatus(badRequestf("the body is no RateLimitRequest in JSON%s", place(err)))
 	}
 	return rateLimit{Server: s}.ShouldRateLimit(r.Context(), m)
 }
 
-var jsonPlace = regexp.MustCompile(` \(line \d+:\d+\)`)
+// place is where an error of the decoder says that it is, if it does. The rest of what
+// it says quotes the body.
+func place(err error) string {
+	if at := jsonPlace.FindStringSubmatch(err.Error()); at != nil {
+		return ", at line " + at[1]
+	}
+	return ""
+}
+
+var jsonPlace = regexp.MustCompile(`\(line (\d+:\d+)\)`)
 
 // countObjects is countFields for JSON: it refuses a body with too many parts
 // before they are decoded. Objects in the outermost are descriptors, and those
