@@ -113,13 +113,24 @@ func (f *Files) files() []*fileState {
 			}
 			continue
 		}
-		f.listed[path] = files
+		newcomers := false // that are wrong
 		for _, x := range files {
 			if !seen[x.file] {
 				seen[x.file] = true
-				all = append(all, f.check(x))
+				s := f.check(x)
+				newcomers = newcomers || s.use == nil
+				all = append(all, s)
 			}
 		}
+		// A file that is gone may be one of those, renamed or written anew.
+		for _, x := range f.listed[path] {
+			if good := f.known[x.file].use; newcomers && good != nil && !seen[x.file] {
+				seen[x.file] = true
+				all = append(all, &fileState{file: x.file, last: good, use: good})
+				files = append(files, x)
+			}
+		}
+		f.listed[path] = files
 	}
 	return all
 }

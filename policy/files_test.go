@@ -139,6 +139,27 @@ func TestARenamedFileIsToldByItsNewName(t *testing.T) {
 	}
 }
 
+// A file that is renamed, and is wrong at once, is not seen to go: else its domain
+// would be without limits until it is mended.
+func TestAFileThatIsGoneStaysWhileANewOneIsWrong(t *testing.T) {
+	f := newFolder(t, map[string]string{"a.yaml": bucketOf("a", 1), "b.yaml": bucketOf("b", 1)})
+	f.expect("at first", "a=1 b=1", 0)
+	f.write("a.yaml", "")
+	f.write("limits.yaml", "domain: a\nno: such\n")
+	f.expect("renamed and broken", "a=1 b=1", 1)
+	f.write("b.yaml", bucketOf("b", 2))
+	f.expect("another changes", "a=1 b=2", 1)
+	f.write("limits.yaml", bucketOf("a", 3))
+	f.expect("mended", "a=3 b=2", 0)
+	f.write("limits.yaml", "")
+	f.expect("taken away", "b=2", 0)
+	f.write("b.yaml", "")
+	f.write("new.yaml", "domain: c\nno: such\n")
+	f.expect("the last one gone, and a new one wrong", "b=2", 1)
+	f.write("new.yaml", "")
+	f.expect("an empty folder", "b=2", 1)
+}
+
 func TestAFolderThatCannotBeReadStaysInForce(t *testing.T) {
 	f := newFolder(t, map[string]string{"a.yaml": bucketOf("a", 1), "b.yaml": bucketOf("b", 1)})
 	f.expect("at first", "a=1 b=1", 0)

@@ -68,7 +68,7 @@ func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
 	case r.Err != nil && r.Set == nil:
 		s.log.ErrorContext(ctx, "no policies are in force, and weir is not ready, until every file is right")
 	case r.Err != nil:
-		s.log.ErrorContext(ctx, "files that are wrong stay in force as they were", "files", r.Wrong)
+		s.log.ErrorContext(ctx, "policy files are wrong: each stays in force as it was when it was right, if it ever was", "files", r.Wrong)
 	case before.wrong > 0:
 		s.log.InfoContext(ctx, "policy files are right again")
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -33,8 +34,8 @@ func (r remote) call(ctx context.Context, f func(context.Context, weirv1.LeaseSe
 		return nil
 	}
 	s, _ := status.FromError(err)
-	switch s.Code() {
-	case codes.Unavailable, codes.Unimplemented, codes.DeadlineExceeded:
+	switch {
+	case strings.HasPrefix(s.Message(), "connection error"), s.Code() == codes.Unimplemented, s.Code() == codes.DeadlineExceeded:
 		return fmt.Errorf("%s: %s (%s); is it a weir, is it ready, and is --addr right?", r.Addr, s.Message(), s.Code())
 	}
 	return fmt.Errorf("%s: %s (%s)", r.Addr, s.Message(), s.Code())

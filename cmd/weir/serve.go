@@ -63,6 +63,9 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	signal.Ignore(syscall.SIGPIPE) // a log that nobody reads must not end the service
 	hangUp, stop := hangUps()      // nor a SIGHUP, however early or late
 	defer stop()
+	if len(c.Policy) == 0 || slices.Contains(c.Policy, "") {
+		return errors.New("--policy is empty; name a file or a folder")
+	}
 	if c.StoreTimeout <= 0 {
 		return fmt.Errorf("--store-timeout must be above 0, got %v; the default is 10ms", c.StoreTimeout)
 	}
