@@ -28,7 +28,7 @@ type connector struct {
 	patience time.Duration // with a server that does not serve
 	password func() (string, error)
 	sentinel func() (string, error) // the sentinels' password
-	dialed   func()                 // is told of each dial, by tests
+	dialed   func(host string)      // is told of each dial, by tests
 }
 
 func newConnector(o Options) (*connector, error) {
@@ -111,7 +111,12 @@ func (c *connector) client(host string, connected chan<- struct{}) *goredis.Clie
 		password, err := c.password()
 		return c.address.user, password, err
 	}
-	o.OnConnect = func(context.Context, *goredis.Conn) error {
+	o.OnConnect = func(ctx context.Context, conn *goredis.Conn) error {
+		// go-redis takes an error to HELLO for that of an old server. It may also be the
+		// last word of one that has no connection to give.
+		if err := conn.Ping(ctx).Err(); err != nil && !notServing(err) {
+			return err
+		}
 		select {
 		case connected <- struct{}{}:
 		default:
@@ -158,7 +163,7 @@ func (c *connector) options(host string) *goredis.Options {
 // a TLS handshake with ctx.
 func (c *connector) dial(ctx context.Context, network, host string) (net.Conn, error) {
 	if c.dialed != nil {
-		c.dialed()
+		c.dialed(host)
 	}
 	dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	if c.tls == nil {

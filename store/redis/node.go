@@ -40,7 +40,7 @@ type node struct {
 const (
 	maxGiveBacks  = 1 << 14     // leases that wait to be given back, a node
 	giveBackBatch = 256         // of them in one round trip
-	giveBackEvery = time.Second // while Redis is away
+	giveBackEvery = time.Second // while Redis is away; so often, too, it is asked whether it evicts
 )
 
 func newNode(c *connector, host string, log *slog.Logger, now func() string, elsewhere func(limit.LeaseID) *node) *node {
@@ -70,11 +70,16 @@ func (n *node) undo(id limit.LeaseID) {
 // ctx ends.
 func (n *node) tend(ctx context.Context) {
 	var failed []limit.LeaseID
-	var again <-chan time.Time
+	var again, rested <-chan time.Time
+	connected := n.connected
 	for {
 		select {
-		case <-n.connected:
+		case <-connected:
 			n.lookForEviction(ctx)
+			// A look may make a connection, and so its own successor: not at once.
+			connected, rested = nil, time.After(giveBackEvery)
+		case <-rested:
+			connected = n.connected
 		case id := <-n.giveBacks:
 			failed = append(failed, n.giveBackAll(n.waiting(id))...)
 		case <-again:
