@@ -53,7 +53,6 @@ type Store struct {
 	now     func() int64
 	scripts scripts
 	routes  *routes
-	pings   sync.WaitGroup
 	close   func() error // once
 }
 
@@ -76,11 +75,7 @@ func open(c *connector, o Options) *Store {
 	}
 	s := &Store{now: o.Now, scripts: current}
 	s.routes = newRoutes(c, o.Logger, s.clock)
-	s.close = sync.OnceValue(func() error {
-		err := s.routes.close()
-		s.pings.Wait()
-		return err
-	})
+	s.close = sync.OnceValue(s.routes.close)
 	return s
 }
 
@@ -231,9 +226,7 @@ func (s *Store) count(ctx context.Context, key string) (int64, error) {
 		now = strconv.FormatInt(t.UnixMilli(), 10)
 	}
 	count, err := n.client.ZCount(ctx, key, "("+now, "+inf").Result()
-	if host, moved := goredis.IsMovedError(err); moved {
-		s.routes.moved(key, told(host, n.host))
-	}
+	s.routes.moved(key, n, err)
 	return count, err
 }
 
@@ -241,7 +234,7 @@ func (s *Store) count(ctx context.Context, key string) (int64, error) {
 // the others' domains are decided, and each call that fails says so.
 func (s *Store) Ping(ctx context.Context) error {
 	for try := 0; ; try++ {
-		err := s.ping(ctx)
+		err := s.routes.ping(ctx)
 		if err == nil {
 			return nil
 		}
@@ -249,30 +242,6 @@ func (s *Store) Ping(ctx context.Context) error {
 			return fmt.Errorf("redis: %w", classify(err))
 		}
 	}
-}
-
-func (s *Store) ping(ctx context.Context) error {
-	nodes := s.routes.all()
-	if len(nodes) == 0 {
-		return s.routes.missing()
-	}
-	if len(nodes) == 1 {
-		return nodes[0].client.Ping(ctx).Err()
-	}
-	answers := make(chan error, len(nodes))
-	for _, n := range nodes {
-		s.pings.Go(func() { answers <- n.client.Ping(ctx).Err() })
-	}
-	var failed error
-	for range nodes {
-		err := <-answers
-		if err == nil {
-			return nil
-		}
-		failed = errors.Join(failed, err)
-	}
-	s.routes.doubt()
-	return failed
 }
 
 // Close implements [store.Store]. It waits a second or two for calls that are under

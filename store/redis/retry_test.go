@@ -209,6 +209,23 @@ func TestAServerThatIsAwayIsNotHammered(t *testing.T) {
 	}
 }
 
+// Of a cluster that is away each node is dialed for its calls, and once more to be asked
+// who serves what; not another time because the URL names it.
+func TestAClusterThatIsAwayIsNotHammered(t *testing.T) {
+	s, dials := openCounted(t, "redis+cluster://127.0.0.1:1,127.0.0.1:2")
+	s.routes.apply([]span{{0, clusterSlots/2 - 1, "127.0.0.1:1"}, {clusterSlots / 2, clusterSlots - 1, "127.0.0.1:2"}})
+	r := oneToken(t)
+	took := askFor(time.Second, func() {
+		if _, err := s.Decide(storetest.Context(t), r); !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("Decide: %v, want ErrUnavailable", err)
+		}
+	})
+	if n, most := dials.most(), 12+1+2*int(took/maxDialPause); n > most {
+		t.Errorf("%d dials of a node in %v, want at most %d", n, took, most)
+	}
+	t.Logf("%d dials of a node in %v", dials.most(), took)
+}
+
 // The look for evictions is not worth more than a dial a second, whatever becomes of it.
 func TestALookForEvictionIsNotItsOwnCause(t *testing.T) {
 	addr := startFake(t, func(command string, _ []string) string {
