@@ -15,10 +15,15 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// poolSize bounds the connections to a server. So many failed dials also make
-// go-redis answer from memory and dial once a second only: more than an outage of
-// some seconds needs.
+// poolSize bounds the connections to a server. After so many failed dials, counted
+// over all outages, go-redis answers from memory and dials once a second only, until a
+// dial succeeds: then it counts anew.
 const poolSize = 64
+
+// maxIdle is how long a TLS connection may be idle. go-redis sees that the server has
+// closed a connection before it uses it, but not with TLS: the call is sent, and lost.
+// A server's own timeout for idle connections is seldom shorter.
+const maxIdle = time.Minute
 
 // connector makes the clients of an address.
 type connector struct {
@@ -137,7 +142,7 @@ func (c *connector) sentinelClient(host string) *goredis.SentinelClient {
 }
 
 func (c *connector) options(host string) *goredis.Options {
-	return &goredis.Options{
+	o := &goredis.Options{
 		Network: c.address.network,
 		Addr:    host,
 		Dialer:  c.dial,
@@ -157,6 +162,10 @@ func (c *connector) options(host string) *goredis.Options {
 			Mode: maintnotifications.ModeDisabled,
 		},
 	}
+	if c.tls != nil {
+		o.ConnMaxIdleTime = maxIdle
+	}
+	return o
 }
 
 // dial connects, with TLS if the address says so. go-redis's own dialer does not end

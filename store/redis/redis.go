@@ -132,8 +132,11 @@ func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, er
 // decision reads decide.lua's reply.
 func decision(r limit.Request, reply any) (limit.Decision, error) {
 	n, err := integers(reply)
-	if err != nil || len(n) != 3+4*len(r.Checks) {
-		return limit.Decision{}, fmt.Errorf("redis: decide: unexpected reply %v", reply)
+	if err != nil {
+		return limit.Decision{}, fmt.Errorf("redis: decide: unexpected reply: %w", err)
+	}
+	if want := 3 + 4*len(r.Checks); len(n) != want {
+		return limit.Decision{}, fmt.Errorf("redis: decide: a reply of %d items, want %d", len(n), want)
 	}
 	d := limit.Decision{Admitted: n[0] == 1, Expired: n[1], TTL: limit.Millis(n[2]), Results: make([]limit.Result, len(r.Checks))}
 	if d.TTL > 0 {
@@ -147,7 +150,7 @@ func decision(r limit.Request, reply any) (limit.Decision, error) {
 }
 
 // undo has the lease of a decision that was not told given back, unless it is
-// known that none was granted.
+// known that none was granted. If no node is known for it by now it ends by its expiry.
 func (s *Store) undo(id limit.LeaseID, reply any, err error) {
 	if n, bad := integers(reply); err == nil && bad == nil && len(n) > 2 && n[2] == 0 {
 		return
@@ -165,7 +168,7 @@ func (s *Store) Release(ctx context.Context, id limit.LeaseID) (limit.Release, e
 	}
 	items, _ := reply.([]any)
 	if len(items) == 0 {
-		return limit.Release{}, fmt.Errorf("redis: release: unexpected reply %v", reply)
+		return limit.Release{}, fmt.Errorf("redis: release: the reply is a %T, and not an array with a result", reply)
 	}
 	result, _ := items[0].(int64)
 	r := limit.Release{Result: limit.ReleaseResult(result)}
