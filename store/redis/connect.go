@@ -118,7 +118,7 @@ func (c *connector) client(host string, connected chan<- struct{}) *goredis.Clie
 	}
 	o.OnConnect = func(ctx context.Context, conn *goredis.Conn) error {
 		// go-redis takes an error to HELLO for that of an old server. It may also be the
-		// last word of one that has no connection to give.
+		// last word of one that has no connection to give. One that loads has let us in.
 		if err := conn.Ping(ctx).Err(); err != nil && !notServing(err) {
 			return err
 		}

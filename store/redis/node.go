@@ -206,7 +206,7 @@ func (n *node) closeNow() error {
 	n.stop()
 	n.tended.Wait()
 	ended := n.pipes.close(minReplyTimeout)
-	n.giveBackRest(ended) // what was under way may have left some, too
+	n.giveBackRest(ended)   // what was under way may have left some, too
 	err := n.client.Close() // and so the calls that Redis has not answered in all this time
 	n.pipes.work.Wait()
 	return err
