@@ -176,7 +176,10 @@ func (h held) Collect(c chan<- prometheus.Metric) {
 		n, err := h.store.Held(ctx, domain)
 		if err != nil {
 			h.metrics.storeErrors.WithLabelValues("held", reason(err)).Inc()
-			return // the store is away: the next would wait as long
+			if ctx.Err() != nil {
+				return
+			}
+			continue // it may be on a node of a cluster that is away alone
 		}
 		c <- prometheus.MustNewConstMetric(heldDesc, prometheus.GaugeValue, float64(n), domain)
 	}

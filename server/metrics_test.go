@@ -1,7 +1,10 @@
 package server_test
 
 import (
+	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +14,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"weir/envoy"
+	"weir/policy"
 	weirv1 "weir/proto/weir/v1"
+	"weir/store"
 	"weir/store/memory"
 	"weir/store/storetest"
 )
@@ -131,6 +136,43 @@ func TestDecisionsAreCounted(t *testing.T) {
 		`weir_store_duration_seconds_count{op="decide"}`:                                          3,
 		`weir_store_up`: 1,
 	})
+}
+
+// partial is a store one of whose domains is away, as with a dead node of a cluster.
+type partial struct {
+	*memory.Store
+	away string
+}
+
+func (p partial) Held(ctx context.Context, domain string) (int64, error) {
+	if domain == p.away {
+		return 0, store.ErrUnavailable
+	}
+	return p.Store.Held(ctx, domain)
+}
+
+func TestADomainThatIsNotCountedHidesNoOther(t *testing.T) {
+	clock := storetest.NewClock()
+	s := serviceOn(t, partial{memory.New(memory.Options{Now: clock.Now}), "b"}, clock, envoy.Options{})
+	var files []string
+	for _, domain := range []string{"a", "b", "c"} {
+		file := filepath.Join(t.TempDir(), domain+".yaml")
+		if err := os.WriteFile(file, []byte("domain: "+domain+"\ndescriptors: [{key: k, concurrency: {max_in_flight: 1, lease: 1m}}]\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	set, err := policy.Load(files, policy.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.SetPolicy(t.Context(), policy.Reading{Set: set, Changed: true})
+	_, text := s.page("/metrics")
+	for domain, want := range map[string]bool{"a": true, "b": false, "c": true} {
+		if got := strings.Contains(text, `weir_leases_held{domain="`+domain+`"}`); got != want {
+			t.Errorf("leases of domain %s are counted: %v, want %v", domain, got, want)
+		}
+	}
 }
 
 // Each lease that nobody released is counted once, though only the next ask for a

@@ -7,9 +7,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"syscall"
 )
 
 // What the text of a hash key may have, in bytes.
@@ -23,15 +21,18 @@ const makeHashKey = "make one by openssl rand -hex 32"
 // readHashKey returns the secret under which values of sensitive policies are
 // hashed: a file's text without the end of its last line. No error shows any of it.
 func readHashKey(path string) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a pipe into which nobody writes is empty
+	// Nothing may wait here: a pipe would, for somebody who writes into it.
+	info, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("--hash-key-file: %w; %s", err, makeHashKey)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--hash-key-file: %w; give a file that can be read", err)
 	}
-	defer func() { _ = f.Close() }()
-	key, err := io.ReadAll(io.LimitReader(f, maxHashKey+3))
+	if !info.Mode().IsRegular() || info.Size() > maxHashKey+2 { // with the end of a line
+		return nil, fmt.Errorf("--hash-key-file: %s is not a regular file of at most %d bytes; %s", path, maxHashKey, makeHashKey)
+	}
+	key, err := os.ReadFile(path)
 	if err != nil {
 		return nil, fmt.Errorf("--hash-key-file: %w; give a file that can be read", err)
 	}

@@ -210,6 +210,9 @@ func slotMovesUnderLoad(t *testing.T, c *storetest.Cluster) {
 	if lost := capacity - d.Results[0].Remaining - admitted; lost < 0 || lost > unknown {
 		t.Errorf("%d admitted, %d unknown, %d left of %d: %d lost", admitted, unknown, d.Results[0].Remaining, capacity, lost)
 	}
+	if unknown > 10 { // whatever the old node says is followed, and no connection is lost
+		t.Errorf("%d calls failed, of %d, want hardly any", unknown, admitted+unknown)
+	}
 	t.Logf("%d admitted, %d unknown", admitted, unknown)
 }
 
@@ -257,8 +260,8 @@ func TestANodeThatHangsHoldsUpNoOther(t *testing.T) {
 		})
 	}
 	group.Wait()
-	if slowest > time.Second/2 { // a connection to the node that hangs waits a second
-		t.Errorf("the slowest of 200 took %v", slowest)
+	if slowest >= redis.MinReplyTimeout { // so long a connection waits for the node that hangs
+		t.Errorf("the slowest of 200 took %v, want less than %v", slowest, redis.MinReplyTimeout)
 	}
 	t.Logf("the slowest of 200 took %v", slowest)
 	if err := s.Ping(storetest.Context(t)); err != nil {

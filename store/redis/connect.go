@@ -15,10 +15,15 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// poolSize bounds the connections to a server. So many failed dials also make
-// go-redis answer from memory and dial once a second only: more than an outage of
-// some seconds needs.
+// poolSize bounds the connections to a server. After so many failed dials, counted
+// over all outages, go-redis answers from memory and dials once a second only, until a
+// dial succeeds: then it counts anew.
 const poolSize = 64
+
+// maxIdle is how long a TLS connection may be idle. go-redis sees that the server has
+// closed a connection before it uses it, but not with TLS: the call is sent, and lost.
+// A server's own timeout for idle connections is seldom shorter.
+const maxIdle = time.Minute
 
 // connector makes the clients of an address.
 type connector struct {
@@ -28,7 +33,7 @@ type connector struct {
 	patience time.Duration // with a server that does not serve
 	password func() (string, error)
 	sentinel func() (string, error) // the sentinels' password
-	dialed   func()                 // is told of each dial, by tests
+	dialed   func(host string)      // is told of each dial, by tests
 }
 
 func newConnector(o Options) (*connector, error) {
@@ -111,7 +116,12 @@ func (c *connector) client(host string, connected chan<- struct{}) *goredis.Clie
 		password, err := c.password()
 		return c.address.user, password, err
 	}
-	o.OnConnect = func(context.Context, *goredis.Conn) error {
+	o.OnConnect = func(ctx context.Context, conn *goredis.Conn) error {
+		// go-redis takes an error to HELLO for that of an old server. It may also be the
+		// last word of one that has no connection to give. One that loads has let us in.
+		if err := conn.Ping(ctx).Err(); err != nil && !notServing(err) {
+			return err
+		}
 		select {
 		case connected <- struct{}{}:
 		default:
@@ -132,7 +142,7 @@ func (c *connector) sentinelClient(host string) *goredis.SentinelClient {
 }
 
 func (c *connector) options(host string) *goredis.Options {
-	return &goredis.Options{
+	o := &goredis.Options{
 		Network: c.address.network,
 		Addr:    host,
 		Dialer:  c.dial,
@@ -152,13 +162,17 @@ func (c *connector) options(host string) *goredis.Options {
 			Mode: maintnotifications.ModeDisabled,
 		},
 	}
+	if c.tls != nil {
+		o.ConnMaxIdleTime = maxIdle
+	}
+	return o
 }
 
 // dial connects, with TLS if the address says so. go-redis's own dialer does not end
 // a TLS handshake with ctx.
 func (c *connector) dial(ctx context.Context, network, host string) (net.Conn, error) {
 	if c.dialed != nil {
-		c.dialed()
+		c.dialed(host)
 	}
 	dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3}}
 	if c.tls == nil {

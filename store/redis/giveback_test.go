@@ -3,6 +3,8 @@ package redis
 import (
 	"context"
 	"errors"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -114,6 +116,44 @@ func TestCloseGivesBack(t *testing.T) {
 	if n, err := again.Held(storetest.Context(t), "d"); err != nil || n != 1 {
 		t.Errorf("Held = %d, %v, want the one that was told", n, err)
 	}
+}
+
+// A node that is dropped, as one whose slots are elsewhere now, passes on all leases
+// that are; it being away does not matter.
+func TestADroppedNodePassesLeasesOn(t *testing.T) {
+	var mu sync.Mutex
+	released := ""
+	heir := startFake(t, func(command string, args []string) string {
+		if command == "evalsha" {
+			mu.Lock()
+			defer mu.Unlock()
+			released += strings.Join(args, " ")
+		}
+		return pong(command, args)
+	})
+	const away = "127.0.0.1:1"
+	s := unkept(t, "redis+cluster://"+away)
+	mine, moved := storetest.TestLease("d", 1), storetest.TestLease("e", 2)
+	here := limit.KeySlot(limit.LeaseKey(mine))
+	if limit.KeySlot(limit.LeaseKey(moved)) == here {
+		t.Fatal("both domains are in one slot")
+	}
+	s.routes.apply([]span{{0, clusterSlots - 1, heir}, {here, here, away}})
+	n := s.routes.node(limit.LeaseKey(mine))
+	n.stop()
+	n.tended.Wait() // or it would pass it on, a second later
+	for range 2 * giveBackBatch {
+		n.undo(mine)
+	}
+	n.undo(moved)
+	if err := n.close(); err != nil {
+		t.Error(err)
+	}
+	storetest.Eventually(t, "the lease is given back", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return strings.Contains(released, moved.Token())
+	})
 }
 
 func TestAConcurrencyNeedsALeaseID(t *testing.T) {

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"weir/limit"
@@ -33,15 +34,16 @@ func (s *Store) Inspect(ctx context.Context, checks []limit.Check) ([]limit.Stat
 	return states, nil
 }
 
-// inspected reads inspect.lua's reply.
+// inspected reads inspect.lua's reply. It has the tokens of leases, which end them: an
+// error says nothing of what is in it.
 func inspected(checks []limit.Check, reply any) ([]limit.State, error) {
 	items, _ := reply.([]any)
 	if len(items) != 1+len(checks) {
-		return nil, fmt.Errorf("unexpected reply %v", reply)
+		return nil, fmt.Errorf("a reply of %d items, want %d", len(items), 1+len(checks))
 	}
 	now, ok := items[0].(int64)
 	if !ok {
-		return nil, fmt.Errorf("unexpected time %v", items[0])
+		return nil, fmt.Errorf("the time is a %T", items[0])
 	}
 	states := make([]limit.State, len(checks))
 	for i, c := range checks {
@@ -68,11 +70,11 @@ func inspected(checks []limit.Check, reply any) ([]limit.State, error) {
 			states[i] = limit.WindowState{Start: n[0], Count: n[1]}.Inspect(l, now)
 		case limit.Concurrency:
 			if len(raw) == 0 {
-				return nil, fmt.Errorf("unexpected set %v", raw)
+				return nil, errors.New("a set without its count")
 			}
 			live, ok := raw[0].(int64)
 			if !ok {
-				return nil, fmt.Errorf("unexpected count %v", raw[0])
+				return nil, fmt.Errorf("a set's count is a %T", raw[0])
 			}
 			first := make([]limit.Slot, len(raw)/2)
 			for j := range first {

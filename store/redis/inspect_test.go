@@ -101,7 +101,7 @@ func TestInspectNeedsNoWrites(t *testing.T) {
 		want := inspect(t, s, r.Checks...)
 
 		rule := []any{"ACL", "SETUSER", "looker", "on", ">secret", "~weir:*", "-@all"}
-		for _, command := range strings.Fields("EVAL EVALSHA TIME GET ZCOUNT ZRANGE") {
+		for _, command := range strings.Fields("PING EVAL EVALSHA TIME GET ZCOUNT ZRANGE") {
 			rule = append(rule, "+"+strings.ToLower(command))
 		}
 		if err := client.Do(ctx, rule...).Err(); err != nil {

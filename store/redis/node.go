@@ -40,7 +40,7 @@ type node struct {
 const (
 	maxGiveBacks  = 1 << 14     // leases that wait to be given back, a node
 	giveBackBatch = 256         // of them in one round trip
-	giveBackEvery = time.Second // while Redis is away
+	giveBackEvery = time.Second // while Redis is away; so often, too, it is asked whether it evicts
 )
 
 func newNode(c *connector, host string, log *slog.Logger, now func() string, elsewhere func(limit.LeaseID) *node) *node {
@@ -70,11 +70,16 @@ func (n *node) undo(id limit.LeaseID) {
 // ctx ends.
 func (n *node) tend(ctx context.Context) {
 	var failed []limit.LeaseID
-	var again <-chan time.Time
+	var again, rested <-chan time.Time
+	connected := n.connected
 	for {
 		select {
-		case <-n.connected:
+		case <-connected:
 			n.lookForEviction(ctx)
+			// A look may make a connection, and so its own successor: not at once.
+			connected, rested = nil, time.After(giveBackEvery)
+		case <-rested:
+			connected = n.connected
 		case id := <-n.giveBacks:
 			failed = append(failed, n.giveBackAll(n.waiting(id))...)
 		case <-again:
@@ -96,18 +101,23 @@ func (n *node) tend(ctx context.Context) {
 // giveBackAgain gives back what failed before, by the node that has it now. It
 // returns what failed again.
 func (n *node) giveBackAgain(ids []limit.LeaseID) (failed []limit.LeaseID) {
-	var mine []limit.LeaseID
+	for batch := range slices.Chunk(n.passOn(ids), giveBackBatch) {
+		failed = append(failed, n.giveBackAll(batch)...)
+	}
+	return failed
+}
+
+// passOn leaves leases to the nodes that have them now. It returns those that are here,
+// or nowhere.
+func (n *node) passOn(ids []limit.LeaseID) (rest []limit.LeaseID) {
 	for _, id := range ids {
 		if other := n.elsewhere(id); other != n && other != nil {
 			other.undo(id)
 		} else {
-			mine = append(mine, id)
+			rest = append(rest, id)
 		}
 	}
-	for batch := range slices.Chunk(mine, giveBackBatch) {
-		failed = append(failed, n.giveBackAll(batch)...)
-	}
-	return failed
+	return rest
 }
 
 // waiting returns first and others that wait, as many as one round trip takes.
@@ -124,10 +134,18 @@ func (n *node) waiting(first ...limit.LeaseID) []limit.LeaseID {
 	return ids
 }
 
-// giveBackRest tries all that still wait, until one fails.
-func (n *node) giveBackRest() {
+// giveBackRest passes on what still waits and is elsewhere, and then, if the server
+// answers, gives back the rest, until all of a round trip fail.
+func (n *node) giveBackRest(answers bool) {
+	var rest []limit.LeaseID
 	for ids := n.waiting(); len(ids) > 0; ids = n.waiting() {
-		if len(n.giveBackAgain(ids)) > 0 {
+		rest = append(rest, n.passOn(ids)...)
+	}
+	if !answers {
+		return
+	}
+	for batch := range slices.Chunk(rest, giveBackBatch) {
+		if len(n.giveBackAll(batch)) == len(batch) {
 			return
 		}
 	}
@@ -135,8 +153,8 @@ func (n *node) giveBackRest() {
 
 // giveBackAll releases leases, also those whose decision Redis has not seen yet:
 // that one will then take nothing. It returns those for which Redis was not there,
-// or not here. It uses a connection of its own, since the others may be busy with a
-// Redis that does not answer, or closed.
+// or not here. It does not wait for a worker, since all may be busy with a Redis that
+// does not answer, or have ended.
 func (n *node) giveBackAll(ids []limit.LeaseID) (failed []limit.LeaseID) {
 	batch := make([]*call, len(ids))
 	for i, id := range ids {
@@ -188,9 +206,7 @@ func (n *node) closeNow() error {
 	n.stop()
 	n.tended.Wait()
 	ended := n.pipes.close(minReplyTimeout)
-	if ended { // what was under way may have left leases to give back
-		n.giveBackRest()
-	}
+	n.giveBackRest(ended)   // what was under way may have left some, too
 	err := n.client.Close() // and so the calls that Redis has not answered in all this time
 	n.pipes.work.Wait()
 	return err

@@ -53,7 +53,6 @@ type Store struct {
 	now     func() int64
 	scripts scripts
 	routes  *routes
-	pings   sync.WaitGroup
 	close   func() error // once
 }
 
@@ -76,11 +75,7 @@ func open(c *connector, o Options) *Store {
 	}
 	s := &Store{now: o.Now, scripts: current}
 	s.routes = newRoutes(c, o.Logger, s.clock)
-	s.close = sync.OnceValue(func() error {
-		err := s.routes.close()
-		s.pings.Wait()
-		return err
-	})
+	s.close = sync.OnceValue(s.routes.close)
 	return s
 }
 
@@ -137,8 +132,11 @@ func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, er
 // decision reads decide.lua's reply.
 func decision(r limit.Request, reply any) (limit.Decision, error) {
 	n, err := integers(reply)
-	if err != nil || len(n) != 3+4*len(r.Checks) {
-		return limit.Decision{}, fmt.Errorf("redis: decide: unexpected reply %v", reply)
+	if err != nil {
+		return limit.Decision{}, fmt.Errorf("redis: decide: unexpected reply: %w", err)
+	}
+	if want := 3 + 4*len(r.Checks); len(n) != want {
+		return limit.Decision{}, fmt.Errorf("redis: decide: a reply of %d items, want %d", len(n), want)
 	}
 	d := limit.Decision{Admitted: n[0] == 1, Expired: n[1], TTL: limit.Millis(n[2]), Results: make([]limit.Result, len(r.Checks))}
 	if d.TTL > 0 {
@@ -152,7 +150,7 @@ func decision(r limit.Request, reply any) (limit.Decision, error) {
 }
 
 // undo has the lease of a decision that was not told given back, unless it is
-// known that none was granted.
+// known that none was granted. If no node is known for it by now it ends by its expiry.
 func (s *Store) undo(id limit.LeaseID, reply any, err error) {
 	if n, bad := integers(reply); err == nil && bad == nil && len(n) > 2 && n[2] == 0 {
 		return
@@ -170,7 +168,7 @@ func (s *Store) Release(ctx context.Context, id limit.LeaseID) (limit.Release, e
 	}
 	items, _ := reply.([]any)
 	if len(items) == 0 {
-		return limit.Release{}, fmt.Errorf("redis: release: unexpected reply %v", reply)
+		return limit.Release{}, fmt.Errorf("redis: release: the reply is a %T, and not an array with a result", reply)
 	}
 	result, _ := items[0].(int64)
 	r := limit.Release{Result: limit.ReleaseResult(result)}
@@ -231,9 +229,7 @@ func (s *Store) count(ctx context.Context, key string) (int64, error) {
 		now = strconv.FormatInt(t.UnixMilli(), 10)
 	}
 	count, err := n.client.ZCount(ctx, key, "("+now, "+inf").Result()
-	if host, moved := goredis.IsMovedError(err); moved {
-		s.routes.moved(key, told(host, n.host))
-	}
+	s.routes.moved(key, n, err)
 	return count, err
 }
 
@@ -241,7 +237,7 @@ func (s *Store) count(ctx context.Context, key string) (int64, error) {
 // the others' domains are decided, and each call that fails says so.
 func (s *Store) Ping(ctx context.Context) error {
 	for try := 0; ; try++ {
-		err := s.ping(ctx)
+		err := s.routes.ping(ctx)
 		if err == nil {
 			return nil
 		}
@@ -249,30 +245,6 @@ func (s *Store) Ping(ctx context.Context) error {
 			return fmt.Errorf("redis: %w", classify(err))
 		}
 	}
-}
-
-func (s *Store) ping(ctx context.Context) error {
-	nodes := s.routes.all()
-	if len(nodes) == 0 {
-		return s.routes.missing()
-	}
-	if len(nodes) == 1 {
-		return nodes[0].client.Ping(ctx).Err()
-	}
-	answers := make(chan error, len(nodes))
-	for _, n := range nodes {
-		s.pings.Go(func() { answers <- n.client.Ping(ctx).Err() })
-	}
-	var failed error
-	for range nodes {
-		err := <-answers
-		if err == nil {
-			return nil
-		}
-		failed = errors.Join(failed, err)
-	}
-	s.routes.doubt()
-	return failed
 }
 
 // Close implements [store.Store]. It waits a second or two for calls that are under

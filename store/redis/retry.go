@@ -19,6 +19,7 @@ func (s *Store) do(ctx context.Context, c *call) (any, error) {
 		key = c.keys[0]
 	}
 	n := s.routes.node(key)
+	var since time.Time // when c was first not served
 	for try := 0; ; try++ {
 		var reply any
 		var err error
@@ -28,6 +29,13 @@ func (s *Store) do(ctx context.Context, c *call) (any, error) {
 			return reply, nil
 		}
 		next := s.routes.after(n, key, err)
+		// It may be its slot alone that is not served: the server is well then.
+		if notServing(err) {
+			if since.IsZero() {
+				since = time.Now()
+			}
+			next.retry = next.retry && time.Since(since) <= s.routes.connector.patience
+		}
 		if !next.retry || (!next.atOnce || try > 1) && !pause(ctx, pauseBefore(try)) {
 			return nil, classify(err)
 		}
@@ -64,8 +72,8 @@ func (r *routes) after(n *node, key string, err error) step {
 	case hasPrefix(err, "TRYAGAIN"): // some of its keys have been moved already
 		return step{retry: true}
 	}
-	if host, moved := goredis.IsMovedError(err); moved && r.sharded() {
-		return step{retry: true, atOnce: true, node: r.moved(key, told(host, n.host))}
+	if next, moved := r.moved(key, n, err); moved {
+		return step{retry: true, atOnce: true, node: next}
 	}
 	if host, ask := goredis.IsAskError(err); ask && r.sharded() {
 		return step{retry: true, atOnce: true, node: r.at(told(host, n.host)), asking: true}
@@ -80,7 +88,7 @@ func (r *routes) after(n *node, key string, err error) step {
 // again reports whether to ask once more, outside of the pipes, what failed with err
 // for the nth time; it pauses before.
 func (s *Store) again(ctx context.Context, err error, n int) bool {
-	if _, moved := goredis.IsMovedError(err); moved {
+	if _, moved := goredis.IsMovedError(err); moved && s.routes.sharded() {
 		return n < 3
 	}
 	return errors.Is(err, errNoNode) && (n < 3 || s.routes.searching()) && pause(ctx, pauseBefore(n))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -113,36 +114,135 @@ func TestRefusedCallsAreTriedAgain(t *testing.T) {
 	}
 }
 
-// While a server is plainly away callers fail at once, and it is dialed seldom.
+// openCounted opens a store that counts its dials by host.
+func openCounted(t *testing.T, url string) (*Store, *dials) {
+	t.Helper()
+	c, err := newConnector(Options{URL: url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &dials{byHost: make(map[string]int)}
+	c.dialed = d.add
+	s := open(c, Options{})
+	t.Cleanup(func() { _ = s.Close() })
+	return s, d
+}
+
+type dials struct {
+	mu     sync.Mutex
+	byHost map[string]int
+}
+
+func (d *dials) add(host string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.byHost[host]++
+}
+
+// most returns the number of dials of the host that was dialed most.
+func (d *dials) most() (n int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, count := range d.byHost {
+		n = max(n, count)
+	}
+	return n
+}
+
+// askFor has many callers ask until some time has passed, each as soon as it has its
+// answer, and returns how long it took.
+func askFor(d time.Duration, ask func()) (took time.Duration) {
+	begin := time.Now()
+	var group sync.WaitGroup
+	for range 20 {
+		group.Go(func() {
+			for time.Since(begin) < d {
+				ask()
+			}
+		})
+	}
+	group.Wait()
+	return time.Since(begin)
+}
+
+// While a server is plainly away callers fail at once, and it is dialed seldom; also if
+// it is there and has no connection to give.
 func TestAServerThatIsAwayIsNotHammered(t *testing.T) {
 	dir, err := os.MkdirTemp("", "weir") //nolint:usetesting // short: the path of a socket has a bound
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := openPatient(t, "unix://"+filepath.Join(dir, "s"), usualPatience)
-	var dials atomic.Int64
-	s.routes.connector.dialed = func() { dials.Add(1) }
-	r := oneToken(t)
-	begin := time.Now()
-	const callers, calls = 200, 50
-	var group sync.WaitGroup
-	for range callers {
-		group.Go(func() {
-			for range calls {
-				if _, err := s.Decide(storetest.Context(t), r); !errors.Is(err, store.ErrUnavailable) {
-					t.Errorf("Decide: %v, want ErrUnavailable", err)
+	full := storetest.StartRedis(t, storetest.AnyRedis(t))
+	full.MustDo(t, "CONFIG", "SET", "maxclients", "1")
+	storetest.Eventually(t, "its only connection is taken", func() bool {
+		c, err := net.Dial("unix", strings.TrimPrefix(full.URL, "unix://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		_, _ = c.Write([]byte("PING\r\n"))
+		answer := make([]byte, 5)
+		_, err = io.ReadFull(c, answer)
+		return err == nil && string(answer) == "+PONG"
+	})
+	for _, tt := range []struct{ name, url string }{
+		{"nobody", "unix://" + filepath.Join(dir, "s")},
+		{"maxclients", full.URL},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s, dials := openCounted(t, tt.url)
+			r := oneToken(t)
+			var calls atomic.Int64
+			took := askFor(time.Second/2, func() {
+				calls.Add(1)
+				if _, err := s.Decide(storetest.Context(t), r); !errors.Is(err, store.ErrUnavailable) || !unsent(err) {
+					t.Errorf("Decide: %v, want ErrUnavailable, and that it was not sent", err)
 				}
+			})
+			// The pauses between dials double up to maxDialPause.
+			if n, most := dials.most(), 12+int(took/maxDialPause); n > most {
+				t.Errorf("%d dials in %v, want at most %d", n, took, most)
 			}
+			t.Logf("%d calls took %v and %d dials", calls.Load(), took, dials.most())
 		})
 	}
-	group.Wait()
-	took := time.Since(begin)
-	// The pauses between dials double up to maxDialPause.
-	if n, most := dials.Load(), 12+int64(took/maxDialPause); n > most {
+}
+
+// Of a cluster that is away each node is dialed for its calls, and once more to be asked
+// who serves what; not another time because the URL names it.
+func TestAClusterThatIsAwayIsNotHammered(t *testing.T) {
+	s, dials := openCounted(t, "redis+cluster://127.0.0.1:1,127.0.0.1:2")
+	s.routes.apply([]span{{0, clusterSlots/2 - 1, "127.0.0.1:1"}, {clusterSlots / 2, clusterSlots - 1, "127.0.0.1:2"}})
+	r := oneToken(t)
+	took := askFor(time.Second, func() {
+		if _, err := s.Decide(storetest.Context(t), r); !errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("Decide: %v, want ErrUnavailable", err)
+		}
+	})
+	if n, most := dials.most(), 12+1+2*int(took/maxDialPause); n > most {
+		t.Errorf("%d dials of a node in %v, want at most %d", n, took, most)
+	}
+	t.Logf("%d dials of a node in %v", dials.most(), took)
+}
+
+// The look for evictions is not worth more than a dial a second, whatever becomes of it.
+func TestALookForEvictionIsNotItsOwnCause(t *testing.T) {
+	addr := startFake(t, func(command string, _ []string) string {
+		switch command {
+		case "ping":
+			return "+PONG\r\n"
+		case "info":
+			return ""
+		}
+		return "-ERR not here\r\n"
+	})
+	s, dials := openCounted(t, "redis://"+addr)
+	r := oneToken(t)
+	took := askFor(time.Second/2, func() { _, _ = s.Decide(storetest.Context(t), r) })
+	if n, most := dials.most(), connections+2+2*int(took/giveBackEvery); n > most {
 		t.Errorf("%d dials in %v, want at most %d", n, took, most)
 	}
-	t.Logf("%d calls took %v and %d dials", callers*calls, took, dials.Load())
 }
 
 // What was sent is not sent again, whatever becomes of its answer.
@@ -171,7 +271,7 @@ func TestLostRepliesAreNotAskedForAgain(t *testing.T) {
 }
 
 // thief is a proxy that takes the next answer to a script away, and cuts the
-// connection.
+// connection. Answers to anything else, as to an INFO, are not touched.
 type thief struct {
 	addr  string
 	steal atomic.Bool
@@ -208,7 +308,7 @@ func (p *thief) serve(client net.Conn, to string) {
 		return
 	}
 	defer func() { _ = server.Close() }()
-	var scripts atomic.Bool // it has been asked to run one
+	var asked atomic.Bool // to run a script, and has not answered
 	var copying sync.WaitGroup
 	copying.Go(func() {
 		defer func() { _ = server.Close() }()
@@ -219,7 +319,7 @@ func (p *thief) serve(client net.Conn, to string) {
 				return
 			}
 			if strings.Contains(string(part[:n]), "evalsha") {
-				scripts.Store(true)
+				asked.Store(true)
 			}
 			if _, err := server.Write(part[:n]); err != nil {
 				return
@@ -229,7 +329,7 @@ func (p *thief) serve(client net.Conn, to string) {
 	part := make([]byte, 64<<10)
 	for {
 		n, err := server.Read(part)
-		if err != nil || scripts.Load() && p.steal.Swap(false) {
+		if err != nil || asked.Swap(false) && p.steal.Swap(false) {
 			break
 		}
 		if _, err := client.Write(part[:n]); err != nil {

@@ -21,7 +21,8 @@ const (
 	clusterSlots = 16384
 	// How long until the next look at the topology: at a cluster that is well, since
 	// it says when a slot has moved; at sentinels, or when nobody answered; and at
-	// least, when a call says that something is wrong.
+	// least, when a call says that something is wrong. If nobody answered it is at least
+	// maxDialPause.
 	lookAtCluster   = time.Minute
 	lookAtSentinels = time.Second
 	lookAgain       = 100 * time.Millisecond
@@ -41,7 +42,7 @@ type routes struct {
 
 	suspect chan struct{} // gets something when the topology may be another
 	stop    context.CancelFunc
-	work    sync.WaitGroup // keep, and nodes that are being closed
+	work    sync.WaitGroup // keep, nodes that are being closed, and pings
 	asked   map[string]*goredis.Client
 	sentry  map[string]*goredis.SentinelClient
 
@@ -115,14 +116,19 @@ func (r *routes) doubt() {
 	}
 }
 
-// moved notes which host serves the slot of key, and returns its node.
-func (r *routes) moved(key, host string) *node {
-	n := r.at(host)
-	if n != nil {
+// moved reports whether err, by which a node answered, says that the slot of key is
+// another's. It notes whose, and returns that node, or nil after close. Only a node of
+// a cluster is believed.
+func (r *routes) moved(key string, by *node, err error) (n *node, moved bool) {
+	host, moved := goredis.IsMovedError(err)
+	if !moved || !r.sharded() {
+		return nil, false
+	}
+	if n = r.at(told(host, by.host)); n != nil {
 		r.slots[r.slot(key)].Store(n)
 	}
 	r.doubt()
-	return n
+	return n, true
 }
 
 // at returns the node of a host; nil after close.
@@ -152,21 +158,68 @@ func (r *routes) all() []*node {
 	return all
 }
 
+// ping asks the node that serves all keys, or all nodes of a cluster, of which one must
+// answer.
+func (r *routes) ping(ctx context.Context) error {
+	if !r.sharded() {
+		n := r.slots[0].Load()
+		if n == nil {
+			return r.missing()
+		}
+		err := n.client.Ping(ctx).Err()
+		if err != nil {
+			r.doubt()
+		}
+		return err
+	}
+	asked, answers, err := r.startPings(ctx)
+	if err != nil {
+		return err
+	}
+	var failed error
+	for range asked {
+		err := <-answers
+		if err == nil {
+			return nil
+		}
+		failed = errors.Join(failed, err)
+	}
+	r.doubt()
+	return failed
+}
+
+// startPings asks all nodes. There is at least one.
+func (r *routes) startPings(ctx context.Context) (asked int, answers <-chan error, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.closed:
+		return 0, nil, unsentError{errClosed}
+	case len(r.nodes) == 0:
+		return 0, nil, r.missing()
+	}
+	all := make(chan error, len(r.nodes))
+	for _, n := range r.nodes {
+		r.work.Go(func() { all <- n.client.Ping(ctx).Err() }) // close waits, as closed is not set yet
+	}
+	return len(r.nodes), all, nil
+}
+
 // keep looks at the topology: at once, from time to time, and when it is in doubt,
 // until ctx ends.
 func (r *routes) keep(ctx context.Context, every time.Duration, ask func(context.Context) ([]span, error)) {
 	for {
 		spans, err := ask(ctx)
-		wait := every
+		least, wait := lookAgain, every
 		if err != nil {
-			wait = min(every, lookAtSentinels)
+			least, wait = maxDialPause, min(every, lookAtSentinels)
 			r.health.unreachable(err)
 		} else {
 			r.health.served()
 			r.apply(spans)
 			r.found.Store(true)
 		}
-		pause, next := time.NewTimer(lookAgain), time.NewTimer(wait)
+		pause, next := time.NewTimer(least), time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 		case <-pause.C:
@@ -250,15 +303,26 @@ func (r *routes) askCluster(ctx context.Context) ([]span, error) {
 	}
 	nodes := r.all()
 	rand.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-	// Those that are not well come last.
-	slices.SortStableFunc(nodes, func(a, b *node) int { return bit(a.pipes.health.ill.Load()) - bit(b.pipes.health.ill.Load()) })
+	var well, ill []*node
+	asked := make(map[string]bool)
 	for _, n := range nodes {
+		asked[n.host] = true
+		if n.pipes.health.ill.Load() {
+			ill = append(ill, n)
+		} else {
+			well = append(well, n)
+		}
+	}
+	for _, n := range slices.Concat(well, ill) {
 		if spans := ask(n.host, n.client); len(spans) > 0 {
 			return spans, nil
 		}
 	}
 	for _, i := range rand.Perm(len(r.connector.address.hosts)) {
 		host := r.connector.address.hosts[i]
+		if asked[host] {
+			continue
+		}
 		if r.asked[host] == nil {
 			r.asked[host] = r.connector.client(host, nil)
 		}
@@ -303,7 +367,7 @@ func told(address, by string) string {
 
 // askSentinels asks all sentinels at once who is the primary. More than half of them
 // decide, or most of those that answer in time: one that is cut off with an old
-// primary does not, nor does one that hangs hold it up.
+// primary does not, nor does one that hangs hold it up. At a tie nothing changes.
 func (r *routes) askSentinels(ctx context.Context) ([]span, error) {
 	hosts := r.connector.address.hosts
 	type vote struct {
@@ -333,6 +397,10 @@ func (r *routes) askSentinels(ctx context.Context) ([]span, error) {
 		})
 	}
 	var failed error
+	before := ""
+	if n := r.slots[0].Load(); n != nil {
+		before = n.host
+	}
 	count, best := make(map[string]int), ""
 	for range hosts {
 		v := <-votes
@@ -341,7 +409,7 @@ func (r *routes) askSentinels(ctx context.Context) ([]span, error) {
 			continue
 		}
 		count[v.host]++
-		if count[v.host] > count[best] {
+		if count[v.host] > count[best] || v.host == before && count[v.host] == count[best] {
 			best = v.host
 		}
 		if count[best] > len(hosts)/2 {
@@ -352,11 +420,4 @@ func (r *routes) askSentinels(ctx context.Context) ([]span, error) {
 		return nil, fmt.Errorf("no sentinel says who the primary is: %w", failed)
 	}
 	return []span{{host: best}}, nil
-}
-
-func bit(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
 }
