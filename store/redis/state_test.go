@@ -397,6 +397,13 @@ func stall(t *testing.T, server *storetest.Redis, pings int) {
 	if err := client.FlushAll(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
+	// All connections are there: what they carry when the server stops is the first that
+	// it reads when it goes on.
+	var warm sync.WaitGroup
+	for range 64 {
+		warm.Go(func() { decide(t, s, request(check(bucket(t, 1000, time.Hour), "warm"))) })
+	}
+	warm.Wait()
 	r := request(check(lane(t, 100, time.Hour), "x"))
 	decide(t, s, withLease(r))
 	stopped := false
