@@ -13,18 +13,18 @@ import (
 	"weir/policy"
 )
 
-// ErrNotSupported is in the chain of Decode's error if the message is right and
-// asks for what this version does not have.
-var ErrNotSupported = errors.New("not supported by this version")
-
 // Ask is what a RateLimitRequest asks for.
 type Ask struct {
 	// Request is what is to be decided: the descriptors without their reserved
 	// entries. It has no descriptor if there is nothing to decide.
 	Request policy.Request
-	// Releases are the leases that the message ends. They have the shape of lease
+	// Stream is the stream that the message is about, or "".
+	Stream string
+	// Usage is what that stream has used: descriptors to charge, each with its hits.
+	Usage policy.Request
+	// Endings is the work that the message ends. The leases have the shape of lease
 	// ids, and need not be of the message's domain.
-	Releases []limit.LeaseID
+	Endings []limit.Ending
 	// places has one element for each descriptor of the message: its index in
 	// Request.Descriptors, or -1 if it is not asked.
 	places []int
@@ -32,7 +32,7 @@ type Ask struct {
 
 // Decode reads a message. Its errors are for the sender: they say what is wrong,
 // where, and what to do, and repeat none of its texts. They are for
-// INVALID_ARGUMENT, but for those that wrap ErrNotSupported.
+// INVALID_ARGUMENT.
 func Decode(m *rls.RateLimitRequest) (Ask, error) {
 	descriptors := m.GetDescriptors()
 	if err := CheckDomain(m.GetDomain()); err != nil {
@@ -55,6 +55,7 @@ func Decode(m *rls.RateLimitRequest) (Ask, error) {
 			Hits:        uint64(m.GetHitsAddend()),
 			Descriptors: make([]policy.Descriptor, 0, len(descriptors)),
 		},
+		Usage:  policy.Request{Domain: m.GetDomain()},
 		places: make([]int, len(descriptors)),
 	}
 	entries := make([]limit.Entry, 0, total) // of all descriptors, one after the other
@@ -73,39 +74,68 @@ func Decode(m *rls.RateLimitRequest) (Ask, error) {
 				return Ask{}, fmt.Errorf("descriptors[%d]: %w", i, err)
 			}
 		}
-		if r.event == eventRelease {
-			release, err := r.release()
+		if r.stream != "" {
+			if a.Stream != "" && a.Stream != r.stream {
+				return Ask{}, fmt.Errorf("descriptors[%d]: %s is another than before; a message is about one stream", i, keyStream)
+			}
+			a.Stream = r.stream
+		}
+		own := entries[from:len(entries):len(entries)]
+		switch {
+		case r.event == eventRelease:
+			entries = entries[:from]
+			ending, err := r.ending(m.GetDomain())
 			if err != nil {
 				return Ask{}, fmt.Errorf("descriptors[%d]: %w", i, err)
 			}
-			a.Releases = append(a.Releases, release)
-			entries = entries[:from]
+			if ending != (limit.Ending{}) {
+				a.Endings = append(a.Endings, ending)
+			}
+			continue
+		case r.event == eventUsage:
+			if err := r.usage(d, own); err != nil {
+				return Ask{}, fmt.Errorf("descriptors[%d]: %w", i, err)
+			}
+		case len(own) == 0:
 			continue
 		}
-		if len(entries) == from {
-			continue
-		}
-		window, err := override(d.GetLimit())
+		asked, err := decodeDescriptor(d, own)
 		if err != nil {
-			return Ask{}, fmt.Errorf("descriptors[%d].limit: %w", i, err)
+			return Ask{}, fmt.Errorf("descriptors[%d].%w", i, err)
+		}
+		if r.event == eventUsage {
+			a.Usage.Descriptors = append(a.Usage.Descriptors, asked)
+			continue
 		}
 		a.places[i] = len(a.Request.Descriptors)
-		a.Request.Descriptors = append(a.Request.Descriptors, policy.Descriptor{
-			Entries: entries[from:len(entries):len(entries)],
-			// ratelimit.proto: "If set the value will override the request level
-			// hits_addend."
-			Hits:     d.GetHitsAddend().GetValue(),
-			HasHits:  d.GetHitsAddend() != nil,
-			Negative: d.GetIsNegativeHits(),
-			Override: window,
-		})
+		a.Request.Descriptors = append(a.Request.Descriptors, asked)
 	}
 	return a, nil
 }
 
+// decodeDescriptor reads what is not in the entries.
+func decodeDescriptor(d *ratelimit.RateLimitDescriptor, entries []limit.Entry) (policy.Descriptor, error) {
+	window, err := override(d.GetLimit())
+	if err != nil {
+		return policy.Descriptor{}, fmt.Errorf("limit: %w", err)
+	}
+	return policy.Descriptor{
+		Entries: entries,
+		// ratelimit.proto: "If set the value will override the request level
+		// hits_addend."
+		Hits:     d.GetHitsAddend().GetValue(),
+		HasHits:  d.GetHitsAddend() != nil,
+		Negative: d.GetIsNegativeHits(),
+		Override: window,
+	}, nil
+}
+
 const (
-	keyEvent = limit.ReservedPrefix + "event"
-	keyLease = limit.ReservedPrefix + "lease_id"
+	keyEvent   = limit.ReservedPrefix + "event"
+	keyLease   = limit.ReservedPrefix + "lease_id"
+	keyStream  = limit.ReservedPrefix + "stream_id"
+	keyOutcome = limit.ReservedPrefix + "outcome"
+	keyVerdict = limit.ReservedPrefix + "verdict"
 )
 
 const (
@@ -116,45 +146,84 @@ const (
 
 // reserved is what a descriptor's reserved entries say.
 type reserved struct {
-	event, lease string
+	event, lease, stream, outcome, verdict string
 }
 
 // add notes one reserved entry. Keys that it doesn't know are left to later
-// versions.
+// versions, and an empty value says nothing.
 func (r *reserved) add(key, value string) error {
+	var into *string
 	switch key {
 	case keyEvent:
-		if r.event != "" {
-			return errors.New(keyEvent + " stands twice; send one event a descriptor")
-		}
 		switch value {
-		case eventAcquire, eventRelease:
-		case eventUsage:
-			return fmt.Errorf("%s %s is %w; charge with an ordinary descriptor", keyEvent, eventUsage, ErrNotSupported)
+		case eventAcquire, eventRelease, eventUsage:
 		default:
 			return fmt.Errorf("%s is unknown; use one of %s, %s, %s", keyEvent, eventAcquire, eventRelease, eventUsage)
 		}
-		r.event = value
+		into = &r.event
 	case keyLease:
-		if r.lease != "" {
-			return errors.New(keyLease + " stands twice; send one release a descriptor")
+		into = &r.lease
+	case keyStream:
+		if len(value) > MaxStream {
+			return fmt.Errorf("%s has %d bytes; use at most %d", keyStream, len(value), MaxStream)
 		}
-		r.lease = value
+		into = &r.stream
+	case keyOutcome:
+		into = &r.outcome
+	case keyVerdict:
+		into = &r.verdict
+	default:
+		return nil
+	}
+	if *into != "" {
+		return fmt.Errorf("%s stands twice; send it once a descriptor", key)
+	}
+	*into = value
+	return nil
+}
+
+// ending is the work that the entries end, or nothing if it is known to hold none.
+func (r *reserved) ending(domain string) (limit.Ending, error) {
+	early := EndedEarly(r.outcome)
+	switch {
+	case r.lease != "":
+		id, err := limit.ParseLeaseID(r.lease)
+		if err != nil {
+			return limit.Ending{}, fmt.Errorf("%s: %w; send back the id of the answer that granted the lease", keyLease, err)
+		}
+		return limit.Ending{Lease: id, Early: early}, nil
+	case r.verdict != "": // Envoy got our answer, and there was no lease in it
+		return limit.Ending{}, nil
+	case r.stream == "":
+		return limit.Ending{}, fmt.Errorf("a release names neither a lease nor a stream; send %s or %s", keyLease, keyStream)
+	}
+	// A request that we refused holds nothing, and none comes behind it.
+	return limit.Ending{Domain: domain, Stream: r.stream, Early: early, Tombstone: r.outcome != "request_rate_limited"}, nil
+}
+
+// usage returns what is wrong with a descriptor of usage.
+func (r *reserved) usage(d *ratelimit.RateLimitDescriptor, own []limit.Entry) error {
+	switch {
+	case r.stream == "":
+		return fmt.Errorf("usage names no stream, so that it could be charged twice; send %s", keyStream)
+	case len(own) == 0:
+		return errors.New("usage has no entries of its own; send those of the limits to charge")
+	case d.GetHitsAddend() == nil:
+		return errors.New("usage has no hits_addend of its own; send how much was used")
 	}
 	return nil
 }
 
-// release is the release that the entries ask for. An empty lease id is none: an
-// Envoy without a lease in its metadata may send one.
-func (r *reserved) release() (limit.LeaseID, error) {
-	if r.lease == "" {
-		return "", fmt.Errorf("release by stream id is %w; send %s", ErrNotSupported, keyLease)
+// EndedEarly reports whether a stream with this outcome, which is Envoy's
+// response_code_details, may have ended before its upstream did: the client left, or
+// Envoy's patience was over.
+func EndedEarly(outcome string) bool {
+	switch outcome {
+	case "downstream_remote_disconnect", "downstream_local_disconnect", "http2.remote_reset", "http2.remote_refuse", "http3.remote_reset",
+		"response_timeout", "stream_idle_timeout", "max_duration_timeout", "request_overall_timeout", "upstream_per_try_timeout":
+		return true
 	}
-	id, err := limit.ParseLeaseID(r.lease)
-	if err != nil {
-		return "", fmt.Errorf("%s: %w; send back the id of the answer that granted the lease", keyLease, err)
-	}
-	return id, nil
+	return false
 }
 
 // override reads the limit that a descriptor brings along; nil for none.

@@ -103,12 +103,17 @@ func testDecode(t *testing.T, m *rls.RateLimitRequest) {
 			}
 		}
 	}
-	if released != len(a.Releases) {
-		t.Errorf("Decode(%v) has %d releases, want %d", m, len(a.Releases), released)
+	if released < len(a.Endings) {
+		t.Errorf("Decode(%v) has %d endings, want at most %d", m, len(a.Endings), released)
 	}
-	for _, r := range a.Releases {
-		if _, err := limit.ParseLeaseID(string(r)); err != nil {
-			t.Errorf("Decode(%v) has release %+v", m, r)
+	for _, e := range a.Endings {
+		if _, err := limit.ParseLeaseID(string(e.Lease)); err != nil && (e.Lease != "" || e.Domain == "" || e.Stream == "" || e.Stream != a.Stream) {
+			t.Errorf("Decode(%v) has ending %+v", m, e)
+		}
+	}
+	for _, u := range a.Usage.Descriptors {
+		if a.Stream == "" || !u.HasHits || len(u.Entries) == 0 {
+			t.Errorf("Decode(%v) has usage %+v of stream %q", m, u, a.Stream)
 		}
 	}
 

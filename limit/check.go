@@ -105,6 +105,9 @@ type Request struct {
 	// Lease is the id under which slots are held if the request is admitted and
 	// takes some; required if a check is a Concurrency. It must be new.
 	Lease LeaseID
+	// Stream, if not "", is the stream that asks: its lease can be released by it
+	// alone, see [Ending]. It needs a Lease.
+	Stream string
 }
 
 // NeedsLease reports whether a request with these checks must bring a lease id.
@@ -140,6 +143,9 @@ type Decision struct {
 	Lease LeaseID
 	// TTL is the life of the lease; 0 without one.
 	TTL time.Duration
+	// StreamEnded: the end of the request's stream was told before the request came.
+	// It is refused, whatever the results, and took nothing.
+	StreamEnded bool
 	// Expired is how many leases of the domain this call found expired and
 	// cleaned away. Each is reported once.
 	Expired int64

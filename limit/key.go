@@ -78,11 +78,35 @@ func LeaseKey(id LeaseID) string {
 	return "weir:{" + domain + "}:lease:" + token
 }
 
+// LeaseKeyOf is [LeaseKey] of the lease with this token in domain; without a token,
+// what the names of all of the domain's records begin with.
+func LeaseKeyOf(domain, token string) string {
+	var b strings.Builder
+	keyPrefix(&b, domain)
+	b.WriteString("lease:")
+	b.WriteString(token)
+	return b.String()
+}
+
 // LeasesKey is the name of the domain's index of leases.
 func LeasesKey(domain string) string {
 	var b strings.Builder
 	keyPrefix(&b, domain)
 	b.WriteString("leases")
+	return b.String()
+}
+
+// StreamKey is the name of what is known of a stream: which lease it holds.
+func StreamKey(domain, stream string) string { return streamKey(domain, "stream:", stream) }
+
+// UsageKey is the name of the list of limits that a stream's usage was charged to.
+func UsageKey(domain, stream string) string { return streamKey(domain, "usage:", stream) }
+
+func streamKey(domain, kind, stream string) string {
+	var b strings.Builder
+	keyPrefix(&b, domain)
+	b.WriteString(kind)
+	escape(&b, stream, maxPlain)
 	return b.String()
 }
 

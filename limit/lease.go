@@ -74,6 +74,35 @@ func (id LeaseID) split() (token, domain string) {
 // late release can be told EXPIRED from NOT_HELD.
 const RecordSlack = time.Minute
 
+// TombstoneLife is how long the end of a stream that holds no lease is remembered,
+// for a request of it that may still be under way.
+const TombstoneLife = 30 * time.Second
+
+// UsageLife is how long it is remembered that a stream's usage was charged.
+const UsageLife = 10 * time.Minute
+
+// Ending tells a store that some work has ended.
+type Ending struct {
+	// Lease is what the work held. If it is "", the lease is found by the stream that
+	// it was granted to, unless that stream asked more than once.
+	Lease          LeaseID
+	Domain, Stream string // only without a Lease
+	// Tombstone has a stream that holds no lease marked: a request of it that comes
+	// later is refused, since nobody would release what it takes.
+	Tombstone bool
+	// Early: the stream ended before its upstream answered, so the work may go on.
+	// The slots of limits with a Linger stay taken that much longer.
+	Early bool
+}
+
+// Usage is what a stream has used, known only now.
+type Usage struct {
+	Domain, Stream string // both required
+	// Checks are charged with their hits, each once a stream, whether or not that much
+	// is left: a bucket may go into debt. No Concurrency is among them.
+	Checks []Check
+}
+
 // ReleaseResult says what a release found.
 type ReleaseResult uint8
 
@@ -86,6 +115,9 @@ const (
 	NotHeld
 	// Expired: the lease had ended by itself; its slots were free already.
 	Expired
+	// Lingering: the lease was held, and some of its slots stay taken for a while. A
+	// release that is not Early ends it at once.
+	Lingering
 )
 
 // String is the result's name on the wire.
@@ -97,6 +129,8 @@ func (r ReleaseResult) String() string {
 		return "NOT_HELD"
 	case Expired:
 		return "EXPIRED"
+	case Lingering:
+		return "LINGERING"
 	}
 	return "UNKNOWN"
 }
@@ -104,10 +138,16 @@ func (r ReleaseResult) String() string {
 // Release is a store's answer to a release.
 type Release struct {
 	Result ReleaseResult
-	// HeldFor is how long the lease was held, and Limits the names of the
-	// concurrency limits whose slots it held; only with Released.
+	// HeldFor is how long the lease was held, and Freed the slots that are free now;
+	// only with Released or Lingering.
 	HeldFor time.Duration
-	Limits  []string
+	Freed   []Freed
+}
+
+// Freed is a slot that is free again.
+type Freed struct {
+	Key   string // of its limit's state: see [Key]
+	Limit string // the limit's name
 }
 
 // Renewal is a store's answer to a renewal. The zero value means LOST: the lease

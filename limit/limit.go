@@ -181,6 +181,12 @@ type Concurrency struct {
 	// RetryAfterMax caps the Retry-After that is estimated for a full lane or
 	// pool; 0 means no cap.
 	RetryAfterMax time.Duration
+	// Linger is how much longer a slot stays taken if the stream ended before its
+	// upstream answered, since the work goes on; whole milliseconds, 0..MaxLease.
+	Linger time.Duration
+	// MaxWait is how long a request may wait for a slot before it is refused, if it is
+	// set; the zero value leaves it to the service. Negative: it does not wait.
+	MaxWait time.Duration
 }
 
 // NewConcurrency returns the limit of maximum leases, each with the given life.

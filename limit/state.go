@@ -39,9 +39,13 @@ func (s BucketState) At(b TokenBucket, now int64) BucketState {
 	case s.Scale != b.Scale:
 		level = rescale(level, s.Scale, b)
 	}
-	next.Level = min(next.Level, level)
+	next.Level = max(next.deepest(), min(next.Level, level))
 	return next
 }
+
+// deepest is the level of the deepest debt: what is missing from full, and the
+// refill of a millisecond, stay exact together.
+func (s BucketState) deepest() int64 { return s.Capacity*s.Scale - (MaxExact - s.Refill) }
 
 // rescale converts level from units of the old scale to b's: whole tokens
 // exactly, the fraction rounded down where the product is exact, else dropped.
@@ -50,8 +54,11 @@ func rescale(level, scale int64, b TokenBucket) int64 {
 	if fraction < 0 { // floor, not truncation
 		tokens, fraction = tokens-1, fraction+scale
 	}
-	if tokens >= b.Capacity {
+	switch deepest := (BucketState{Capacity: b.Capacity, Scale: b.Scale, Refill: b.Refill}).deepest(); {
+	case tokens >= b.Capacity:
 		return b.Capacity * b.Scale
+	case tokens < deepest/b.Scale-1:
+		return deepest
 	}
 	units := tokens * b.Scale
 	if fraction <= MaxExact/b.Scale {
@@ -69,8 +76,24 @@ func (s BucketState) Passes(hits int64) bool {
 // Charge takes hits tokens, or refunds them if negative, never above capacity.
 // Tokens that are not there must not be taken: ask Passes first.
 func (s BucketState) Charge(hits int64) BucketState {
-	hits = max(hits, -(MaxExact / s.Scale))
-	s.Level = min(s.Capacity*s.Scale, s.Level-hits*s.Scale)
+	full := s.Capacity * s.Scale
+	if hits < -(MaxExact / s.Scale) { // more than any debt
+		s.Level = full
+	} else {
+		s.Level = min(full, s.Level-hits*s.Scale)
+	}
+	return s
+}
+
+// Debit takes hits tokens whether or not they are there, or refunds them if
+// negative. Debt saturates where the arithmetic stays exact.
+func (s BucketState) Debit(hits int64) BucketState {
+	if hits > MaxExact/s.Scale { // more than any debt
+		s.Level = s.deepest()
+		return s
+	}
+	s = s.Charge(hits)
+	s.Level = max(s.Level, s.deepest())
 	return s
 }
 

@@ -18,6 +18,7 @@ const (
 	PoolFull            Reason = "pool_full"
 	CostExceedsCapacity Reason = "cost_exceeds_capacity" // can never pass
 	Banned              Reason = "banned"                // can never pass
+	StreamEnded         Reason = "stream_ended"          // whoever asked has gone
 )
 
 // Violation is a check that refused, or in shadow would have.
@@ -37,7 +38,8 @@ type Verdict struct {
 	// Of a refused request: the class is Lane if any lane limit refused; Limit
 	// and Reason are those of the violation that the request waits for, which is
 	// the longest (of quota limits, the soonest: one that is free is enough);
-	// RetryAfter is 0 unless Retryable.
+	// RetryAfter is 0 unless Retryable. Of a stream that had ended there is a Reason
+	// alone.
 	Class      Class
 	Limit      string
 	Reason     Reason
@@ -70,6 +72,10 @@ func Judge(checks []Check, d Decision, estimate func(Check) time.Duration) Verdi
 			}
 		}
 		sortViolations(v.Shadowed)
+		return v
+	}
+	if d.StreamEnded {
+		v.Reason = StreamEnded
 		return v
 	}
 	v.QuotaExhausted = quotaExhausted(checks, d.Results)

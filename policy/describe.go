@@ -115,6 +115,15 @@ func (r *rule) words() string {
 		if l.RetryAfterMax > 0 {
 			fmt.Fprintf(&b, ", retry after at most %v", l.RetryAfterMax)
 		}
+		switch {
+		case l.MaxWait > 0:
+			fmt.Fprintf(&b, ", waits at most %v for a slot", l.MaxWait)
+		case l.MaxWait < 0:
+			b.WriteString(", does not wait for a slot")
+		}
+		if l.Linger > 0 {
+			fmt.Fprintf(&b, ", lingers %v", l.Linger)
+		}
 	case nil:
 		b.WriteString("unlimited")
 	}

@@ -108,7 +108,7 @@ func (l *linter) chargedTwice(n *node, at *path) {
 		}
 	}
 	if slots && charged {
-		l.warnings.add(n.line, at, "rate_limit.on_over: charge stands beside concurrency, and a charge when the work is done would take one more slot unless its descriptor has weir.event: usage, which comes with a later version; give the window a key of its own")
+		l.warnings.add(n.line, at, "rate_limit.on_over: charge stands beside concurrency, and a charge when the work is done would take one more slot unless its descriptor has weir.event: usage; see to that, or give the window a key of its own")
 	}
 }
 

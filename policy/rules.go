@@ -156,6 +156,9 @@ func (p *parser) onOver(f *field, at *path) (charge bool) {
 	return text == "charge"
 }
 
+// maxWait bounds how long requests may be kept waiting for a slot.
+const maxWait = time.Minute
+
 func (p *parser) concurrency(f *field, _ *node, at *path) (rule, bool) {
 	fields := p.fields(f.value, at, concurrencyLevel)
 	if f.value.Kind != yaml.MappingNode {
@@ -163,7 +166,8 @@ func (p *parser) concurrency(f *field, _ *node, at *path) (rule, bool) {
 	}
 	r := p.named(fields, "concurrency.", at)
 	var maximum int64
-	var lease, retryAfter time.Duration
+	var lease, retryAfter, linger, wait time.Duration
+	waits := false
 	hasMax, hasLease := false, false
 	if c := p.require(fields, "max_in_flight", "concurrency.max_in_flight", f.line, at, "write how many may run at once"); c != nil {
 		maximum, hasMax = p.whole(c, at, 1, limit.MaxInFlight, "write how many may run at once")
@@ -179,6 +183,22 @@ func (p *parser) concurrency(f *field, _ *node, at *path) (rule, bool) {
 		}
 		retryAfter = d
 	}
+	if c := get(fields, "linger"); c != nil {
+		d, ok := p.duration(c, at)
+		if ok && (d < time.Millisecond || d > limit.MaxLease || d%time.Millisecond != 0) {
+			p.fail(c.line, at, fmt.Sprintf("%s must be whole milliseconds, 1ms..%v, got %s; write it like 30s", c.label, limit.MaxLease, describe(c.value)))
+			return rule{}, false
+		}
+		linger = d
+	}
+	if c := get(fields, "max_wait"); c != nil {
+		d, ok := p.duration(c, at)
+		if ok && (d < 0 || d > maxWait) {
+			p.fail(c.line, at, fmt.Sprintf("%s must be 0s..%v, got %s; write it like 5ms", c.label, maxWait, describe(c.value)))
+			return rule{}, false
+		}
+		wait, waits = d, ok
+	}
 	if !hasMax || !hasLease {
 		return rule{}, false
 	}
@@ -187,7 +207,13 @@ func (p *parser) concurrency(f *field, _ *node, at *path) (rule, bool) {
 		p.fail(f.line, at, "concurrency."+err.Error()+"; write it like 30s, 2m or 1h30m")
 		return rule{}, false
 	}
-	c.RetryAfterMax = retryAfter
+	c.RetryAfterMax, c.Linger = retryAfter, linger
+	if waits {
+		c.MaxWait = wait
+		if wait == 0 {
+			c.MaxWait = -1
+		}
+	}
 	r.check.Limit = c
 	return r, true
 }

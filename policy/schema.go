@@ -34,7 +34,7 @@ var levels = [...]struct {
 	windowLevel: {"rate_limit", "rate_limit.", []string{
 		"unit", "requests_per_unit", "unit_multiplier", "unlimited", "on_over", "name", "replaces",
 	}},
-	concurrencyLevel: {"concurrency", "concurrency.", []string{"max_in_flight", "lease", "retry_after", "name", "replaces"}},
+	concurrencyLevel: {"concurrency", "concurrency.", []string{"max_in_flight", "lease", "retry_after", "linger", "max_wait", "name", "replaces"}},
 	replaceLevel:     {"an item of replaces", "replaces.", []string{"name"}},
 }
 
@@ -50,7 +50,7 @@ var theirs = []string{
 
 // later are the keys that are in the design but not in this version. To accept
 // one without doing what it says would be worse than to refuse it.
-var later = []string{"max_wait", "linger", "reserve", "local_fraction"}
+var later = []string{"reserve", "local_fraction"}
 
 // misplaced says what is wrong with a key that its level doesn't have. mistake
 // reports whether envoyproxy/ratelimit would ignore it.

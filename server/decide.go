@@ -22,13 +22,14 @@ type decided struct {
 
 // decide finds the limits that r meets, asks the store for all of them at once,
 // judges and counts. Without an answer the request is admitted, counted and
-// flagged: an error means that it asks for too much.
-func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request) (decided, error) {
-	m := set.Match(r)
-	if n := len(m.Checks); n > maxChecks {
-		return decided{}, badRequestf("the descriptors meet %d limits, at most %d may be decided at once; send fewer descriptors", n, maxChecks)
+// flagged: an error means that it asks for too much. Stream is the one that asks, or
+// "".
+func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, stream string) (decided, error) {
+	m, err := match(set, r)
+	if err != nil {
+		return decided{}, err
 	}
-	d := s.ask(ctx, r.Domain, m.Checks)
+	d := s.askAndWait(ctx, set, r.Domain, stream, m.Checks)
 	v := limit.Judge(m.Checks, d, func(c limit.Check) time.Duration { return s.holds.estimate(r.Domain, c) })
 	s.metrics.misused(label(set, r.Domain), r, m)
 	s.metrics.decided(label(set, r.Domain), m.Checks, d, v)
@@ -39,9 +40,18 @@ func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request) 
 	return decided{m, d, v}, nil
 }
 
+// match returns the limits that r meets. An error means that they are too many.
+func match(set *policy.Set, r policy.Request) (policy.Match, error) {
+	m := set.Match(r)
+	if n := len(m.Checks); n > maxChecks {
+		return policy.Match{}, badRequestf("the descriptors meet %d limits, at most %d may be decided at once; send fewer descriptors", n, maxChecks)
+	}
+	return m, nil
+}
+
 // ask calls the store. The call does not end with the caller: its answer says
 // whether there is a lease to give back.
-func (s *Server) ask(ctx context.Context, domain string, checks []limit.Check) limit.Decision {
+func (s *Server) ask(ctx context.Context, domain, stream string, checks []limit.Check) limit.Decision {
 	if len(checks) == 0 {
 		return limit.Decision{Admitted: true}
 	}
@@ -49,7 +59,7 @@ func (s *Server) ask(ctx context.Context, domain string, checks []limit.Check) l
 	if limit.NeedsLease(checks) {
 		var random [16]byte
 		_, _ = rand.Read(random[:]) // it never fails
-		r.Lease = limit.NewLeaseID(domain, random)
+		r.Lease, r.Stream = limit.NewLeaseID(domain, random), stream
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.storeTimeout)
 	defer cancel()
@@ -68,6 +78,6 @@ func (s *Server) giveBack(ctx context.Context, id limit.LeaseID) {
 	s.detached.Go(func() {
 		ctx, cancel := detach(ctx)
 		defer cancel()
-		_, _ = s.release(ctx, id)
+		_, _ = s.release(ctx, limit.Ending{Lease: id})
 	})
 }

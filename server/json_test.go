@@ -92,8 +92,8 @@ descriptors:
 		{"a million empty descriptors", `{"domain":"d","descriptors":[` + many(1_000_000, `{}`) + `]}`, "400"},
 		{"a million empty entries", `{"domain":"d","descriptors":[{"entries":[` + many(1_000_000, `{}`) + `]}]}`, "400"},
 		{"four million brackets", strings.Repeat(`[`, 4_000_000), "400"},
-		{"a release by stream id", `{"domain":"d","descriptors":[{"entries":[{"key":"weir.event","value":"release"}]}]}`, "501"},
-		{"usage", `{"domain":"d","descriptors":[{"entries":[{"key":"weir.event","value":"usage"},{"key":"a","value":"4"}]}]}`, "501"},
+		{"a release of nothing", `{"domain":"d","descriptors":[{"entries":[{"key":"weir.event","value":"release"}]}]}`, "400"},
+		{"usage of no stream", `{"domain":"d","descriptors":[{"entries":[{"key":"weir.event","value":"usage"},{"key":"a","value":"4"}]}]}`, "400"},
 		{"a body as large as may be", ofSize(4 << 20), "200 OK [OK nil]"},
 		{"a larger body", ofSize(4<<20 + 1), "413"},
 

@@ -37,7 +37,7 @@ func (s leases) Acquire(ctx context.Context, m *weirv1.AcquireRequest) (*weirv1.
 	if err != nil {
 		return nil, toStatus(badRequest{err})
 	}
-	d, err := s.decide(ctx, set, r)
+	d, err := s.decide(ctx, set, r, "")
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -47,7 +47,7 @@ func (s leases) Acquire(ctx context.Context, m *weirv1.AcquireRequest) (*weirv1.
 // request reads what an Acquire asks for. Its errors are for the caller.
 func request(m *weirv1.AcquireRequest) (policy.Request, error) {
 	if m.GetOperationId() != "" {
-		return policy.Request{}, fmt.Errorf("operation_id is %w; leave it out", envoy.ErrNotSupported)
+		return policy.Request{}, fmt.Errorf("operation_id is %w; leave it out", errNotSupported)
 	}
 	if err := envoy.CheckDomain(m.GetDomain()); err != nil {
 		return policy.Request{}, err
@@ -93,7 +93,7 @@ func entries(list []*weirv1.Entry) ([]limit.Entry, error) {
 // acquired tells a decision in LeaseService's words.
 func acquired(a decided) *weirv1.AcquireResponse {
 	m, d := a.match, a.decision
-	r := &weirv1.AcquireResponse{Admitted: d.Admitted, Verdict: verdict(a.verdict)}
+	r := &weirv1.AcquireResponse{Admitted: d.Admitted, Verdict: tell(a.verdict)}
 	if d.Lease != "" {
 		r.Lease = &weirv1.Lease{Id: string(d.Lease), Ttl: durationpb.New(d.TTL), RenewAfter: durationpb.New(renewAfter(d.TTL))}
 	}
@@ -134,7 +134,7 @@ func kindOf(l limit.Limit) (kind weirv1.LimitKind, capacity uint64) {
 	return weirv1.LimitKind_LIMIT_KIND_UNSPECIFIED, 0
 }
 
-func verdict(v limit.Verdict) *weirv1.Verdict {
+func tell(v limit.Verdict) *weirv1.Verdict {
 	out := &weirv1.Verdict{Violations: violations(v.Violations), Shadowed: violations(v.Shadowed)}
 	if v.Admitted {
 		return out
@@ -207,7 +207,7 @@ func (s leases) releaseOne(ctx context.Context, text string) weirv1.ReleaseStatu
 	if err != nil {
 		return weirv1.ReleaseStatus_RELEASE_STATUS_NOT_HELD // no lease has such an id
 	}
-	result, err := s.release(ctx, id)
+	result, err := s.release(ctx, limit.Ending{Lease: id})
 	if err != nil {
 		return weirv1.ReleaseStatus_RELEASE_STATUS_UNAVAILABLE
 	}

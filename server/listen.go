@@ -6,6 +6,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"github.com/prometheus/client_golang/prometheus"
@@ -52,6 +53,7 @@ func (s *Server) GRPC() *grpc.Server {
 	services := tolerant{g}
 	rls.RegisterRateLimitServiceServer(services, rateLimit{Server: s})
 	weirv1.RegisterLeaseServiceServer(services, leases{Server: s})
+	als.RegisterAccessLogServiceServer(g, accessLog{Server: s})
 	healthpb.RegisterHealthServer(g, s.health)
 	reflection.Register(g)
 	return g

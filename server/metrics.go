@@ -23,8 +23,12 @@ type metrics struct {
 	expired      *prometheus.CounterVec   // domain
 	givenBack    *prometheus.CounterVec   // domain
 	misuse       *prometheus.CounterVec   // domain, reason
-	policyLoads  *prometheus.CounterVec   // result
-	policyInfo   *prometheus.GaugeVec     // version
+	usage        *prometheus.CounterVec   // domain, limit, result
+	waits        *prometheus.CounterVec   // domain, verdict
+	logEntries   *prometheus.CounterVec   // domain, kind
+	brokenLogs   prometheus.Counter
+	policyLoads  *prometheus.CounterVec // result
+	policyInfo   *prometheus.GaugeVec   // version
 }
 
 func newMetrics(r prometheus.Registerer, s *Server) *metrics {
@@ -47,11 +51,15 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 		}, []string{"op"}),
 		storeErrors: counter("weir_store_errors_total", "Calls of the store that failed.", "op", "reason"),
 		granted:     counter("weir_leases_granted_total", "Leases granted by this replica.", "domain"),
-		released:    counter("weir_leases_released_total", "Releases that this replica answered, by result: RELEASED, NOT_HELD, EXPIRED.", "domain", "result"),
+		released:    counter("weir_leases_released_total", "Releases that this replica answered, by result: RELEASED, LINGERING (some of its slots stay taken for a while), NOT_HELD, EXPIRED.", "domain", "result"),
 		expired:     counter("weir_leases_expired_total", "Leases that ended by expiry: nobody released them. Each is counted by one replica.", "domain"),
 		givenBack:   counter("weir_leases_given_back_total", "Leases whose caller had gone before it was told: they are released at once.", "domain"),
 		misuse:      counter("weir_misuse_total", "Requests that ask for what weir does not do: negative_hits_on_concurrency frees no slot.", "domain", "reason"),
 	}
+	m.usage = counter("weir_usage_total", "Charges of what streams have used, by result: charged, or again if it had been.", "domain", "limit", "result")
+	m.waits = counter("weir_waits_total", "Requests that waited for a slot, by verdict: admitted or refused.", "domain", "verdict")
+	m.logEntries = counter("weir_access_log_entries_total", "Entries of Envoy's access log, by kind: end (of a stream that may hold a lease), renewal (of one that goes on), ignored.", "domain", "kind")
+	m.brokenLogs = f.NewCounter(prometheus.CounterOpts{Name: "weir_access_logs_broken_total", Help: "Access logs that ended without a word, as when an Envoy dies: its leases wait for their expiry."})
 	m.policyLoads = counter("weir_policy_loads_total", "Readings of the policy files that changed something, by result: ok, or failed if a file was wrong.", "result")
 	m.policyInfo = f.NewGaugeVec(prometheus.GaugeOpts{Name: "weir_policy_info", Help: "1, with the version of the policies in force: replicas with the same files have the same."}, []string{"version"})
 	for _, result := range []string{"ok", "failed"} {
@@ -61,6 +69,8 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 		func() float64 { return float64(s.loaded.Load().wrong) })
 	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_policy_load_timestamp_seconds", Help: "When the policies in force were loaded; 0 without any."},
 		func() float64 { return s.loaded.Load().seconds() })
+	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_waiting", Help: "Requests that wait for a slot now, each once for each full limit."},
+		func() float64 { return s.waits.count() })
 	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_store_up", Help: "0 after a call of the store failed, until it answers and nothing has failed for a second."},
 		func() float64 { return number(s.storeFound.Load() && !s.storeAway.Load()) })
 	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_ready", Help: "1 if this replica says that it is ready."},
@@ -72,15 +82,18 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 // expect creates the series that alerts watch, at 0: an increase from nothing would
 // be none to Prometheus.
 func (m *metrics) expect(set *policy.Set) {
-	for domain, limit := range set.Names() {
+	for domain, name := range set.Names() {
 		for _, reason := range reasons {
-			m.bypassed.WithLabelValues(domain, limit, "open", reason)
+			m.bypassed.WithLabelValues(domain, name, "open", reason)
 		}
 		m.granted.WithLabelValues(domain)
 		m.expired.WithLabelValues(domain)
 		m.givenBack.WithLabelValues(domain)
+		for _, result := range []limit.ReleaseResult{limit.Released, limit.Lingering, limit.NotHeld, limit.Expired} {
+			m.released.WithLabelValues(domain, result.String())
+		}
 	}
-	for _, op := range []string{"decide", "release", "renew", "inspect", "held", "ping"} {
+	for _, op := range []string{"decide", "release", "renew", "charge", "inspect", "held", "ping"} {
 		for _, reason := range reasons {
 			m.storeErrors.WithLabelValues(op, reason)
 		}
@@ -94,13 +107,22 @@ func number(b bool) float64 {
 	return 0
 }
 
+func verdict(d limit.Decision) string {
+	if d.Admitted {
+		return "admitted"
+	}
+	return "refused"
+}
+
+// waited counts a request that waited for a slot, and what it was told then. Its
+// domain is a label.
+func (m *metrics) waited(domain string, d limit.Decision) {
+	m.waits.WithLabelValues(domain, verdict(d)).Inc()
+}
+
 // decided counts a decision. Its domain is a label.
 func (m *metrics) decided(domain string, checks []limit.Check, d limit.Decision, v limit.Verdict) {
-	verdict := "admitted"
-	if !d.Admitted {
-		verdict = "refused"
-	}
-	m.decisions.WithLabelValues(domain, verdict).Inc()
+	m.decisions.WithLabelValues(domain, verdict(d)).Inc()
 	if d.Lease != "" {
 		m.granted.WithLabelValues(domain).Inc()
 	}

@@ -96,9 +96,9 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 		"kind":    {"concurrency", "rate_limit", "token_bucket"},
 		"limit":   {"bucket", "lane", "override", "trial"},
 		"mode":    {"open"},
-		"op":      {"decide", "held", "inspect", "ping", "release", "renew"},
+		"op":      {"charge", "decide", "held", "inspect", "ping", "release", "renew"},
 		"reason":  {"negative_hits_on_concurrency", "store_error", "store_timeout", "store_unavailable"},
-		"result":  {"NOT_HELD", "RELEASED", "failed", "ok", "over", "passed", "refused", "shadow_refused"},
+		"result":  {"EXPIRED", "LINGERING", "NOT_HELD", "RELEASED", "failed", "ok", "over", "passed", "refused", "shadow_refused"},
 		"verdict": {"admitted", "refused"},
 		"version": {s.version(t)},
 	}

@@ -28,34 +28,62 @@ func (s rateLimit) ShouldRateLimit(ctx context.Context, m *rls.RateLimitRequest)
 	if err != nil {
 		return nil, toStatus(badRequest{err})
 	}
-	if err := s.releaseAll(ctx, m.GetDomain(), ask.Releases); err != nil {
+	// Usage before the release: it may be of the lease that ends.
+	if err := s.chargeAll(ctx, set, ask); err != nil {
+		return nil, toStatus(err)
+	}
+	if err := s.releaseAll(ctx, m.GetDomain(), ask.Endings); err != nil {
 		return nil, toStatus(err)
 	}
 	if len(ask.Request.Descriptors) == 0 { // nothing is asked
 		return envoy.Encode(ask, policy.Match{}, limit.Decision{Admitted: true}, limit.Verdict{Admitted: true}, s.encode), nil
 	}
-	d, err := s.decide(ctx, set, ask.Request)
+	d, err := s.decide(ctx, set, ask.Request, ask.Stream)
 	if err != nil {
 		return nil, toStatus(err)
 	}
 	return envoy.Encode(ask, d.match, d.decision, d.verdict, s.encode), nil
 }
 
-// releaseAll ends the leases of a message. A release never fails open: an error is
-// UNAVAILABLE, so that Envoy tries again.
-func (s rateLimit) releaseAll(ctx context.Context, domain string, ids []limit.LeaseID) error {
-	if len(ids) == 0 {
+// chargeAll charges what a stream has used to the limits that it meets, whatever is
+// left of them; never to a concurrency. As a release it never fails open.
+func (s rateLimit) chargeAll(ctx context.Context, set *policy.Set, ask envoy.Ask) error {
+	if len(ask.Usage.Descriptors) == 0 {
+		return nil
+	}
+	m, err := match(set, ask.Usage)
+	if err != nil {
+		return err
+	}
+	u := limit.Usage{Domain: ask.Usage.Domain, Stream: ask.Stream}
+	for _, c := range m.Checks {
+		if _, ok := c.Limit.(limit.Concurrency); !ok && c.Hits != 0 {
+			u.Checks = append(u.Checks, c)
+		}
+	}
+	if len(u.Checks) == 0 {
 		return nil
 	}
 	ctx, cancel := detach(ctx)
 	defer cancel()
-	errs := make([]error, len(ids))
-	each(ids, func(i int, id limit.LeaseID) {
-		if id.Domain() != domain { // another domain's lease is not held in this one
+	return s.charge(ctx, u)
+}
+
+// releaseAll ends the work that a message ends. A release never fails open: an error
+// is UNAVAILABLE, so that Envoy tries again.
+func (s rateLimit) releaseAll(ctx context.Context, domain string, endings []limit.Ending) error {
+	if len(endings) == 0 {
+		return nil
+	}
+	ctx, cancel := detach(ctx)
+	defer cancel()
+	errs := make([]error, len(endings))
+	each(endings, func(i int, e limit.Ending) {
+		if e.Lease != "" && e.Lease.Domain() != domain { // another domain's lease is not held in this one
 			s.metrics.released.WithLabelValues(label(s.policies(), domain), limit.NotHeld.String()).Inc()
 			return
 		}
-		_, errs[i] = s.release(ctx, id)
+		_, errs[i] = s.release(ctx, e)
 	})
 	return errors.Join(errs...)
 }

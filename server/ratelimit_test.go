@@ -133,6 +133,61 @@ func TestAMessageReleasesBeforeItAsks(t *testing.T) {
 	script(t, s, "[user=u]", "OVER [OVER 0]", "[user=u][weir.event=release,weir.lease_id="+lease+"]", "OK [OK 0][OK nil]")
 }
 
+// C13, S14: as Envoy's release filter tells it, in any order and any number of times.
+func TestTheEndOfAStreamReleasesWhatItHolds(t *testing.T) {
+	s := serve(t, hourPolicy)
+	const release = "[weir.event=release,weir.stream_id="
+	script(t, s,
+		"[weir.stream_id=s1][user=u]", "OK [OK nil][OK 0]",
+		"[weir.stream_id=s2][user=u]", "OVER [OK nil][OVER 0]",
+		release+"s1,weir.outcome=via_upstream]", "OK [OK nil]",
+		release+"s1,weir.outcome=via_upstream]", "OK [OK nil]",
+		"[weir.stream_id=s3][user=u]", "OK [OK nil][OK 0]",
+		release+"s1]", "OK [OK nil]",
+		"[user=u]", "OVER [OVER 0]", // s3 has its slot still
+		release+"s3]", "OK [OK nil]",
+
+		// The end overtakes the request, whose client has gone: it takes nothing.
+		release+"s4]", "OK [OK nil]",
+		"[weir.stream_id=s4][user=u][a=1]", "OVER [OK nil][OK 1][OK 5]",
+		"[a=1;hits=0]", "OK [OK 5]",
+		// The end of a request that we refused, or answered without a lease, does not.
+		release+"s5,weir.outcome=request_rate_limited]", "OK [OK nil]",
+		release+"s5,weir.verdict=admitted]", "OK [OK nil]",
+		"[weir.stream_id=s5][user=u]", "OK [OK nil][OK 0]",
+	)
+	for result, want := range map[string]float64{"RELEASED": 2, "NOT_HELD": 4} {
+		if got := s.metric(t, `weir_leases_released_total{domain="d",result="`+result+`"}`); got != want {
+			t.Errorf("%v releases were %s, want %v", got, result, want)
+		}
+	}
+}
+
+// Usage is charged at the end of a stream, once, whatever is left, and never takes a
+// slot; then the gate is closed.
+func TestUsageIsChargedOnceAStream(t *testing.T) {
+	s := serve(t, hourPolicy)
+	const usage = "[weir.event=usage,weir.stream_id="
+	script(t, s,
+		usage+"s1,a=1;hits=7]", "OK [OK nil]",
+		usage+"s1,a=1;hits=7]", "OK [OK nil]", // Envoy tried again
+		"[a=1;hits=0]", "OVER [OVER 0]",
+		usage+"s2,a=1;hits=3;neg]", "OK [OK nil]",
+		"[a=1]", "OK [OK 0]",
+		usage+"s3,user=u;hits=1]", "OK [OK nil]",
+		usage+"s3,nobody=x;hits=1]", "OK [OK nil]",
+		"[weir.stream_id=s4][user=u]", "OK [OK nil][OK 0]",
+		usage+"s4,a=2;hits=5][weir.event=release,weir.stream_id=s4]", "OK [OK nil][OK nil]",
+		"[a=2]", "OVER [OVER 0]",
+		"[user=u]", "OK [OK 0]",
+	)
+	for result, want := range map[string]float64{"charged": 3, "again": 1} {
+		if got := s.metric(t, `weir_usage_total{domain="d",limit="a",result="`+result+`"}`); got != want {
+			t.Errorf("%v charges were %s, want %v", got, result, want)
+		}
+	}
+}
+
 // S14: a lease is released in its own domain only.
 func TestAReleaseOfAnotherDomainsLeaseIsNotHeld(t *testing.T) {
 	s := serve(t, hourPolicy)
@@ -147,9 +202,11 @@ func TestWhatCannotBeReleasedIsAnError(t *testing.T) {
 	s := serve(t, hourPolicy)
 	script(t, s,
 		"[a=1][weir.event=release,weir.lease_id=nonsense]", "InvalidArgument",
-		"[a=1][weir.event=release]", "Unimplemented", // by stream id, later
-		"[a=1][weir.event=release,weir.stream_id=s]", "Unimplemented",
-		"[a=1][weir.event=usage,a=1]", "Unimplemented",
+		"[a=1][weir.event=release]", "InvalidArgument",
+		"[a=1][weir.event=release,weir.stream_id="+strings.Repeat("s", 257)+"]", "InvalidArgument",
+		"[a=1][weir.event=usage,a=1;hits=1]", "InvalidArgument", // of no stream
+		"[a=1][weir.event=usage,weir.stream_id=s,a=1]", "InvalidArgument", // without hits
+		"[weir.stream_id=s][weir.stream_id=t]", "InvalidArgument",
 		"[a=1][weir.event=nonsense]", "InvalidArgument",
 		"[a=1][weir.event=release,weir.event=release]", "InvalidArgument",
 		"[a=1]", "OK [OK 4]") // nothing was charged by the others

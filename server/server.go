@@ -29,8 +29,11 @@ type Options struct {
 	// StoreTimeout bounds each call of the store; 0 means 10 ms. It should be
 	// below the time that Envoy waits (20 ms by default).
 	StoreTimeout time.Duration
-	Logger       *slog.Logger
-	Registerer   prometheus.Registerer
+	// MaxWait is how long a request waits for a slot before it is refused, where its
+	// policy does not say; 0: it does not wait.
+	MaxWait    time.Duration
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer
 	// Encode says what goes into the answers of ShouldRateLimit.
 	Encode envoy.Options
 }
@@ -43,6 +46,7 @@ type Server struct {
 	encode       envoy.Options
 	metrics      *metrics
 	holds        *holds
+	waits        *waits
 	health       *health.Server
 
 	loaded atomic.Pointer[loaded] // the policies in force
@@ -70,6 +74,7 @@ func New(o Options) *Server {
 		log:          o.Logger,
 		encode:       o.Encode,
 		holds:        newHolds(),
+		waits:        newWaits(o.MaxWait),
 		health:       health.NewServer(),
 	}
 	s.streams, s.endStreams = context.WithCancel(context.Background())

@@ -7,7 +7,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"weir/envoy"
 	"weir/store"
 )
 
@@ -20,7 +19,7 @@ func toStatus(err error) error {
 	switch {
 	case errors.Is(err, errNoPolicy):
 		return status.Error(codes.Unavailable, err.Error())
-	case errors.Is(err, envoy.ErrNotSupported):
+	case errors.Is(err, errNotSupported):
 		return status.Error(codes.Unimplemented, err.Error())
 	case errors.Is(err, store.ErrUnavailable):
 		return status.Error(codes.Unavailable, "the store is away; try again")
@@ -29,6 +28,9 @@ func toStatus(err error) error {
 	}
 	return status.Error(codes.Unavailable, "the store failed; try again")
 }
+
+// errNotSupported is in the chain of an error about what this version does not have.
+var errNotSupported = errors.New("not supported by this version")
 
 // badRequest is an error of the caller's, in words for the caller.
 type badRequest struct{ error }

@@ -20,20 +20,42 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
 }
 
-// release ends a lease, and counts what it found. Its ctx is one of detach.
-func (s *Server) release(ctx context.Context, id limit.LeaseID) (limit.ReleaseResult, error) {
+// release ends some work, and counts what it found. Its ctx is one of detach.
+func (s *Server) release(ctx context.Context, e limit.Ending) (limit.ReleaseResult, error) {
 	start := time.Now()
-	r, err := s.store.Release(ctx, id)
+	r, err := s.store.Release(ctx, e)
 	s.observe(ctx, "release", start, err)
 	if err != nil {
 		return 0, err
 	}
-	domain := id.Domain()
-	for _, name := range r.Limits {
-		s.holds.add(domain, name, r.HeldFor)
+	domain := e.Domain
+	if e.Lease != "" {
+		domain = e.Lease.Domain()
+	}
+	for _, f := range r.Freed {
+		s.holds.add(domain, f.Limit, r.HeldFor)
+		s.waits.wake(f.Key)
 	}
 	s.metrics.released.WithLabelValues(label(s.policies(), domain), r.Result.String()).Inc()
 	return r.Result, nil
+}
+
+// charge charges usage, and counts it. Its ctx is one of detach.
+func (s *Server) charge(ctx context.Context, u limit.Usage) error {
+	start := time.Now()
+	charged, err := s.store.Charge(ctx, u)
+	s.observe(ctx, "charge", start, err)
+	if err != nil {
+		return err
+	}
+	for i, c := range u.Checks {
+		result := "charged"
+		if !charged[i] {
+			result = "again"
+		}
+		s.metrics.usage.WithLabelValues(label(s.policies(), u.Domain), c.Name, result).Inc()
+	}
+	return nil
 }
 
 // observe counts a call of the store, and logs when the store goes: not each call

@@ -17,8 +17,22 @@ var ErrUnavailable = errors.New("store unavailable")
 // CheckRequest returns an error for a request that breaks the contract of
 // [limit.Request]: a bug of the caller's, which no store may turn into state.
 func CheckRequest(r limit.Request) error {
-	if r.Lease == "" && limit.NeedsLease(r.Checks) {
+	switch {
+	case r.Lease == "" && limit.NeedsLease(r.Checks):
 		return errors.New("a request that meets a concurrency limit must bring a lease id")
+	case r.Lease == "" && r.Stream != "":
+		return errors.New("a request with a stream must bring a lease id")
+	}
+	return nil
+}
+
+// CheckUsage returns an error for usage that breaks the contract of [limit.Usage].
+func CheckUsage(u limit.Usage) error {
+	switch {
+	case u.Domain == "" || u.Stream == "":
+		return errors.New("usage must bring its domain and its stream")
+	case limit.NeedsLease(u.Checks):
+		return errors.New("usage cannot be charged to a concurrency limit")
 	}
 	return nil
 }
@@ -37,12 +51,22 @@ type Store interface {
 	// If Decide fails, the store itself releases the lease should it turn out to
 	// have been granted; charged hits stay charged. If even that fails, the lease
 	// ends by its expiry.
+	//
+	// A request with a Stream is remembered under it: a lease that it was granted can
+	// be found by it, until the stream asks again, whatever the answer: from then on
+	// the stream alone finds nothing. On a tombstone a request takes nothing, is
+	// refused (StreamEnded), and consumes it.
 	Decide(ctx context.Context, r limit.Request) (limit.Decision, error)
 
 	// Release ends a lease and frees the slots that it holds, and no others. It
 	// may be called any number of times and in any order; a lease that is not
 	// there is no error.
-	Release(ctx context.Context, id limit.LeaseID) (limit.Release, error)
+	Release(ctx context.Context, e limit.Ending) (limit.Release, error)
+
+	// Charge charges what a stream has used, once for each of its limits, and reports
+	// which of u.Checks it charged now. Two checks of one Key are charged once, so
+	// each carries the hits of both.
+	Charge(ctx context.Context, u limit.Usage) ([]bool, error)
 
 	// Renew extends a live lease by its whole life from now on. It never revives
 	// one that ended, expired or was lost.

@@ -36,7 +36,7 @@ type serveCommand struct {
 	StoreTimeout              time.Duration `env:"WEIR_STORE_TIMEOUT" default:"10ms" help:"How long a decision waits for Redis; below the 20ms that Envoy waits (${default})."`
 	FailureMode               string        `env:"WEIR_FAILURE_MODE" enum:"open" default:"open" help:"What happens when Redis does not answer: open admits, counted and flagged. (Only open in this version.)"`
 	Replicas                  int           `env:"WEIR_REPLICAS" default:"1" help:"How many replicas share the load (${default}). (It has no effect yet: it is for the failure mode local.)"`
-	MaxWait                   time.Duration `env:"WEIR_MAX_WAIT" default:"2ms" help:"How long a full lane or pool waits for a slot (${default}). (It has no effect yet: nothing waits.)"`
+	MaxWait                   time.Duration `env:"WEIR_MAX_WAIT" default:"2ms" help:"How long a request waits for a slot of a full lane or pool before it is refused, where its policy does not say (${default}); 0: it does not wait."`
 	Shadow                    bool          `env:"WEIR_SHADOW" help:"Refuse nobody: evaluate and count every limit as if it were in shadow_mode, for a first week."`
 	Lenient                   bool          `env:"WEIR_LENIENT" help:"Load, with a warning, what envoyproxy/ratelimit accepts by mistake."`
 	LeaseHeader               bool          `env:"WEIR_LEASE_HEADER" help:"Send the lease id to the upstream as x-weir-lease, so that it can release."`
@@ -58,11 +58,17 @@ The service stops on SIGTERM or SIGINT: it says that it is not ready, finishes w
 // which a GOGC of 400 would not promise.
 const gcHeadroom = 32 << 20
 
+// maxMaxWait bounds how long requests may be kept waiting for a slot.
+const maxMaxWait = time.Minute
+
 // Run runs the service until its context ends.
 func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	signal.Ignore(syscall.SIGPIPE) // a log that nobody reads must not end the service
 	hangUp, stop := hangUps()      // nor a SIGHUP, however early or late
 	defer stop()
+	if c.MaxWait < 0 || c.MaxWait > maxMaxWait {
+		return fmt.Errorf("--max-wait must be 0..%v, got %v; the default is 2ms", maxMaxWait, c.MaxWait)
+	}
 	if len(c.Policy) == 0 || slices.Contains(c.Policy, "") {
 		return errors.New("--policy is empty; name a file or a folder")
 	}
@@ -92,6 +98,7 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	srv := server.New(server.Options{
 		Store:        st,
 		StoreTimeout: c.StoreTimeout,
+		MaxWait:      c.MaxWait,
 		Logger:       log,
 		Registerer:   registry,
 		Encode:       envoy.Options{LeaseHeader: c.LeaseHeader, RateLimitHeaders: c.RateLimitHeaders},

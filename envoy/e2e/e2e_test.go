@@ -41,13 +41,19 @@ type stack struct {
 // start runs a stack. Flags are weir's; changes are made to Envoy's configuration.
 func start(t *testing.T, flags []string, changes ...change) *stack {
 	t.Helper()
+	return startPolicy(t, "testdata/policy.yaml", flags, changes...)
+}
+
+// startPolicy runs a stack with the policy of a file.
+func startPolicy(t *testing.T, file string, flags []string, changes ...change) *stack {
+	t.Helper()
 	envoyBinary(t)
-	policy, err := os.ReadFile("testdata/policy.yaml")
+	policy, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The tests are about decisions. Nobody should fail open because the machine is slow.
-	flags = append([]string{"--lease-header", "--store-timeout", storetest.Deadline.String()}, flags...)
+	flags = append([]string{"--store-timeout", storetest.Deadline.String()}, flags...)
 	s := &stack{weir: servertest.Start(t, string(policy), flags...), client: &http.Client{Transport: new(http.Transport)}}
 	s.upstream = startUpstream(t, weirv1.NewLeaseServiceClient(s.weir.Dial(t)))
 	s.envoy = s.front(t, changes...)
@@ -186,9 +192,15 @@ type result struct {
 // If the test fails before held.end, the request ends with the test's context.
 func (s *stack) hold(t *testing.T, account string) held {
 	t.Helper()
+	return s.holdAt(t, account, "/hold")
+}
+
+// holdAt is hold with another path, and further headers.
+func (s *stack) holdAt(t *testing.T, account, path string, headers ...string) held {
+	t.Helper()
 	h := held{ended: make(chan result, 1)}
 	go func() {
-		a, err := s.send(t.Context(), account, "/hold")
+		a, err := s.send(t.Context(), account, path, headers...)
 		h.ended <- result{a, err}
 	}()
 	select {
@@ -199,38 +211,45 @@ func (s *stack) hold(t *testing.T, account string) held {
 	return h
 }
 
-// end lets the request end and waits until its client has the answer.
-func (h held) end(t *testing.T) {
+// end lets the request end, and waits until its client has the answer and its slot is
+// free.
+func (h held) end(t *testing.T, s *stack) {
 	t.Helper()
+	released := `weir_leases_released_total{domain="inference",result="RELEASED"}`
+	before := s.metric(t, released)
 	close(h.visit.leave)
 	r := <-h.ended
 	if r.err != nil {
 		t.Fatal(r.err)
 	}
 	r.want(t, http.StatusOK)
+	storetest.Eventually(t, "its lease is released", func() bool { return s.metric(t, released) > before })
 }
 
 func TestLimitsHoldBehindEnvoy(t *testing.T) {
 	t.Parallel()
-	for _, store := range []struct {
-		name  string
-		flags func(t *testing.T) []string
+	for _, variant := range []struct {
+		name   string
+		flags  func(t *testing.T) []string
+		header bool // the upstream releases, before Envoy does
 	}{
-		{"memory", func(*testing.T) []string { return nil }},
-		{"redis", func(t *testing.T) []string {
-			return onRedis(storetest.StartRedis(t, storetest.AnyRedis(t)))
-		}},
+		{"memory", func(*testing.T) []string { return nil }, false},
+		{"redis", func(t *testing.T) []string { return onRedis(storetest.StartRedis(t, storetest.AnyRedis(t))) }, false},
+		{"lease header", func(*testing.T) []string { return []string{"--lease-header"} }, true},
 	} {
-		t.Run(store.name, func(t *testing.T) {
+		t.Run(variant.name, func(t *testing.T) {
 			t.Parallel()
-			s := start(t, append(store.flags(t), "--ratelimit-headers"))
+			s := start(t, append(variant.flags(t), "--ratelimit-headers"))
 			// One after the other: they share the pool, and the last counts.
 			t.Run("a slot is free when its response has ended", s.freeAtOnce)
 			t.Run("a full lane refuses", s.fullLane)
 			t.Run("a full pool refuses", s.fullPool)
 			t.Run("an empty bucket refuses", s.emptyBucket)
 			t.Run("a shadow limit is logged and changes nothing", s.shadow)
-			t.Run("a client cannot name a lease", s.forgedLease)
+			if variant.header {
+				t.Run("a client cannot name a lease", s.forgedLease)
+			}
+			t.Run("a client cannot name a stream", s.forgedStream)
 			t.Run("a client cannot order retries", s.orderedRetries)
 			t.Run("nothing is left", s.nothingLeft)
 		})
@@ -269,10 +288,10 @@ func (s *stack) fullLane(t *testing.T) {
 		t.Errorf("%d requests reached the upstream, want 3", got)
 	}
 	s.get(t, "bob", "/ok").want(t, http.StatusOK)
-	all[1].end(t)
+	all[1].end(t, s)
 	s.get(t, account, "/ok").want(t, http.StatusOK)
-	all[0].end(t)
-	all[2].end(t)
+	all[0].end(t, s)
+	all[2].end(t, s)
 }
 
 func (s *stack) fullPool(t *testing.T) {
@@ -289,10 +308,10 @@ func (s *stack) fullPool(t *testing.T) {
 	if got := len(s.upstream.of("")) - before + len(s.upstream.of("dave")) + len(s.upstream.of(account)); got != 3 {
 		t.Errorf("%d requests reached the upstream, want 3", got)
 	}
-	all[3].end(t)
+	all[3].end(t, s)
 	s.get(t, "dave", "/ok").want(t, http.StatusOK)
 	for _, i := range []int{0, 1, 2, 4} {
-		all[i].end(t)
+		all[i].end(t, s)
 	}
 }
 
@@ -353,7 +372,18 @@ func (s *stack) forgedLease(t *testing.T) {
 	if got := s.metric(t, `weir_leases_held{domain="inference"}`); got != 1 {
 		t.Errorf("%d leases are held, want the victim's", got)
 	}
-	victim.end(t)
+	victim.end(t, s)
+}
+
+func (s *stack) forgedStream(t *testing.T) {
+	victim := s.hold(t, "victim")
+	s.get(t, "attacker", "/ok", "x-weir-stream", victim.visit.stream).want(t, http.StatusOK)
+	visits := s.upstream.of("attacker")
+	if got := visits[len(visits)-1].stream; got == "" || got == victim.visit.stream {
+		t.Errorf("x-weir-stream = %q, want another than the forged %q", got, victim.visit.stream)
+	}
+	storetest.Eventually(t, "only the victim's lease is held", func() bool { return s.metric(t, `weir_leases_held{domain="inference"}`) == 1 })
+	victim.end(t, s)
 }
 
 func (s *stack) orderedRetries(t *testing.T) {
@@ -366,13 +396,11 @@ func (s *stack) orderedRetries(t *testing.T) {
 }
 
 func (s *stack) nothingLeft(t *testing.T) {
+	storetest.Eventually(t, "no lease is held", func() bool { return s.metric(t, `weir_leases_held{domain="inference"}`) == 0 })
 	granted := s.metric(t, `weir_leases_granted_total{domain="inference"}`)
 	released := s.metric(t, `weir_leases_released_total{domain="inference",result="RELEASED"}`)
 	if granted == 0 || granted != released {
 		t.Errorf("%d leases granted, %d released, want the same", granted, released)
-	}
-	if held := s.metric(t, `weir_leases_held{domain="inference"}`); held != 0 {
-		t.Errorf("%d leases are held, want 0", held)
 	}
 	// Every request was decided by weir.
 	refused := s.metric(t, `weir_decisions_total{domain="inference",verdict="refused"}`)

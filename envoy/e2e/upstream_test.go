@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	weirv1 "weir/proto/weir/v1"
 	"weir/store/storetest"
@@ -28,6 +30,7 @@ type upstream struct {
 // visit is a request that reached the upstream.
 type visit struct {
 	leases []string      // values of x-weir-lease
+	stream string        // x-weir-stream
 	leave  chan struct{} // closed: the request may end
 }
 
@@ -69,16 +72,32 @@ func (u *upstream) releasing(t *testing.T, next http.Handler) http.Handler {
 	})
 }
 
-// work does what the path says.
+// work does what the path says, or ?do=, and tells as its usage what x-use says.
 func (u *upstream) work(w http.ResponseWriter, r *http.Request) {
-	v := visit{leases: r.Header.Values("x-weir-lease"), leave: make(chan struct{})}
+	v := visit{leases: r.Header.Values("x-weir-lease"), stream: r.Header.Get("x-weir-stream"), leave: make(chan struct{})}
 	account := r.Header.Get("x-account")
 	u.mu.Lock()
 	u.visits[account] = append(u.visits[account], v)
 	u.mu.Unlock()
 
 	what, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if do := r.URL.Query().Get("do"); do != "" {
+		what = do
+	}
+	used := r.Header.Get("x-use")
+	if used != "" && what != "json" && what != "sse" {
+		w.Header().Set("x-usage", used)
+	}
 	switch what {
+	case "json":
+		w.Header().Set("content-type", "application/json")
+		_, _ = fmt.Fprintf(w, `{"answer": "done", "usage": {"total_tokens": %s}}`, used)
+	case "sse": // the usage stands in the last event but one
+		w.Header().Set("content-type", "text/event-stream")
+		for _, data := range []string{`{"answer": "do", "usage": null}`, `{"answer": "ne"}`, `{"usage": {"total_tokens": ` + used + `}}`, "[DONE]"} {
+			_, _ = fmt.Fprintf(w, "data: %s\n\n", data)
+			_ = http.NewResponseController(w).Flush()
+		}
 	case "ok":
 		_, _ = io.WriteString(w, "done")
 	case "stream": // the response begins long before its end
@@ -86,6 +105,37 @@ func (u *upstream) work(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.WriteString(w, part)
 			_ = http.NewResponseController(w).Flush()
 		}
+	case "drip": // without an end
+		for r.Context().Err() == nil {
+			_, _ = io.WriteString(w, "drop")
+			if http.NewResponseController(w).Flush() != nil {
+				return
+			}
+			select {
+			case <-time.After(5 * time.Millisecond):
+			case <-r.Context().Done():
+			}
+		}
+	case "cut":
+		_, _ = io.WriteString(w, "do")
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	case "flaky": // twice
+		if len(u.of(account)) < 3 {
+			http.Error(w, "not yet", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = io.WriteString(w, "done")
+	case "redirect":
+		http.Redirect(w, r, "/ok", http.StatusFound)
+	case "socket": // an upgrade, and an echo
+		c, in, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer func() { _ = c.Close() }()
+		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: ICX+Yqv66kxgM0FcWaLWlFLwTAI=\r\n\r\n")
+		_, _ = io.Copy(c, in)
 	case "error":
 		http.Error(w, "failed", http.StatusInternalServerError)
 	case "panic":

@@ -50,7 +50,7 @@ func TestIdleStateIsForgotten(t *testing.T) {
 	for i := range 10_000 {
 		id := ask(strconv.Itoa(i))
 		if i%2 == 0 {
-			if r, err := s.Release(t.Context(), id); err != nil || r.Result != limit.Released {
+			if r, err := s.Release(t.Context(), limit.Ending{Lease: id}); err != nil || r.Result != limit.Released {
 				t.Fatalf("Release = %v, %v", r, err)
 			}
 		}

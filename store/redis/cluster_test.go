@@ -124,14 +124,14 @@ func slotMoves(t *testing.T, c *storetest.Cluster) {
 	// already, it says so.
 	host, port, _ := strings.Cut(to.Addr(), ":")
 	from.MustDo(t, "MIGRATE", host, port, two.Checks[1].Key, "0", "5000")
-	if _, err := s.Release(storetest.Context(t), two.Lease); !errors.Is(err, store.ErrUnavailable) {
+	if _, err := s.Release(storetest.Context(t), limit.Ending{Lease: two.Lease}); !errors.Is(err, store.ErrUnavailable) {
 		t.Errorf("Release of a lease that is half moved: %v, want ErrUnavailable", err)
 	}
 	for keys := from.MustDo(t, "CLUSTER", "GETKEYSINSLOT", slot, "100"); keys != ""; keys = from.MustDo(t, "CLUSTER", "GETKEYSINSLOT", slot, "100") {
 		from.MustDo(t, append([]string{"MIGRATE", host, port, "", "0", "5000", "KEYS"}, strings.Split(keys, "\n")...)...)
 	}
 	askOld("its key is moved")
-	if released, err := s.Release(storetest.Context(t), two.Lease); err != nil || released.Result != limit.Released {
+	if released, err := s.Release(storetest.Context(t), limit.Ending{Lease: two.Lease}); err != nil || released.Result != limit.Released {
 		t.Errorf("Release of a lease that has moved = %v, %v", released, err)
 	}
 

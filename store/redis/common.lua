@@ -10,6 +10,10 @@ local SLACK = 10000                -- ms that a key outlives its meaning
 local RECORD_SLACK = 60000         -- ms that a lease's record outlives the lease
 local INDEX_SLACK = 3600000        -- ms that the index waits to be cleaned
 
+-- What is known of a stream: {format, kind, until (ms), token of its lease}. From
+-- then on nothing is known.
+local HOLDING, ENDED, AMBIGUOUS, TOMBSTONE = 1, 2, 3, 4
+
 local min, max, fmod = math.min, math.max, math.fmod
 
 local now = tonumber(ARGV[1])
@@ -29,4 +33,63 @@ end
 local function check_format(format)
   format = tonumber(format) or 0
   if format < 1 or format > READS then error('weir: state of format ' .. format .. ', and only 1 to ' .. READS .. ' is known') end
+end
+
+-- The kind of what is known of a stream, nil for nothing; until, and token.
+local function stream_at(packed)
+  if not packed then return nil, 0, '' end
+  local format, kind, till, token = cmsgpack.unpack(packed)
+  check_format(format)
+  if till <= now then return nil, 0, '' end
+  return kind, till, token
+end
+
+local function know(key, kind, till, token)
+  redis.call('SET', key, cmsgpack.pack(WRITES, kind, till, token), 'PX', till - now)
+end
+
+-- What a later version wrote behind the fields that are known is left out.
+local function unpack_state(packed)
+  local format, a, b, c, d, e = cmsgpack.unpack(packed)
+  check_format(format)
+  return a, b, c, d, e
+end
+
+-- BucketState.At
+local function bucket_at(packed, capacity, scale, refill)
+  local full, deepest = capacity * scale, capacity * scale - (MAX_EXACT - refill)
+  local next = {level = full, capacity = capacity, scale = scale, refill = refill, millis = now, write = false}
+  if not packed then return next end
+  local level, capacity0, scale0, refill0, millis0 = unpack_state(packed)
+  next.write = scale ~= scale0 or refill ~= refill0 or capacity ~= capacity0
+  next.millis = max(now, millis0)
+  local full0 = capacity0 * scale0
+  local elapsed = min(next.millis - millis0, ceil_div(full0 - level, refill0))
+  level = min(full0, level + elapsed * refill0)
+  if level == full0 then return next end
+  if scale ~= scale0 then
+    local fraction = fmod(level, scale0)
+    if fraction < 0 then fraction = fraction + scale0 end
+    local tokens = (level - fraction) / scale0
+    if tokens >= capacity then
+      level = full
+    elseif tokens < deepest / scale - 1 then
+      level = deepest
+    else
+      level = tokens * scale
+      if fraction * scale <= MAX_EXACT then level = level + floor_div(fraction * scale, scale0) end
+    end
+  end
+  next.level = max(deepest, min(full, level))
+  return next
+end
+
+-- WindowState.At
+local function window_at(packed, length)
+  local start = now - fmod(now, length)
+  if packed then
+    local start0, count0 = unpack_state(packed)
+    if start <= start0 then return {start = start0, count = count0, write = false} end
+  end
+  return {start = start, count = 0, write = false}
 end

@@ -6,8 +6,10 @@
 -- KEYS  1..n       the states of the checks, each once
 --       n+1, n+2   the lease's record and the domain's index of leases; only
 --                  with a lease
+--       n+3        what is known of the stream; only with a stream
 -- ARGV  1          now, ms since the epoch; "" in production: Redis TIME
 --       2          the lease's token; "" without a lease
+--       3          "1" with a stream, else ""
 --       then 7 a check:
 --         kind     b (token bucket), w (window) or c (concurrency)
 --         key      index into KEYS
@@ -15,11 +17,12 @@
 --         mode     "" enforced, "s" shadow, else a quota group
 --         b:       capacity (tokens), scale (units a token), refill (units a ms)
 --         w:       max (hits), length (ms), "1" to charge it when over, else "0"
---         c:       max (slots), life of a lease (ms), name of the limit
+--         c:       max (slots), life of a lease (ms), linger (ms), a space and the
+--                  name of the limit
 --
--- Returns {admitted (1, 0), leases found expired, life of the lease (ms; 0: no
--- lease), then 4 a check: passed (1, 0), remaining, retry after (ms), reset
--- after (ms)}.
+-- Returns {admitted (1; 0; 2: refused, since its stream had ended), leases found
+-- expired, life of the lease (ms; 0: no lease), then 4 a check: passed (1, 0),
+-- remaining, retry after (ms), reset after (ms)}.
 --
 -- Everything is read and evaluated before the first write, and every write is
 -- one that cannot fail, since an error does not roll back.
@@ -27,51 +30,7 @@
 local REAP = 64 -- expired members removed a call, at most
 
 local token = ARGV[2]
-local checks = (#ARGV - 2) / 7
-
--- What a later version wrote behind the fields that are known is left out.
-local function unpack_state(packed)
-  local format, a, b, c, d, e = cmsgpack.unpack(packed)
-  check_format(format)
-  return a, b, c, d, e
-end
-
--- BucketState.At
-local function bucket_at(packed, capacity, scale, refill)
-  local full = capacity * scale
-  local next = {level = full, capacity = capacity, scale = scale, refill = refill, millis = now, write = false}
-  if not packed then return next end
-  local level, capacity0, scale0, refill0, millis0 = unpack_state(packed)
-  next.write = scale ~= scale0 or refill ~= refill0 or capacity ~= capacity0
-  next.millis = max(now, millis0)
-  local full0 = capacity0 * scale0
-  local elapsed = min(next.millis - millis0, ceil_div(full0 - level, refill0))
-  level = min(full0, level + elapsed * refill0)
-  if level == full0 then return next end
-  if scale ~= scale0 then
-    local fraction = fmod(level, scale0)
-    if fraction < 0 then fraction = fraction + scale0 end
-    local tokens = (level - fraction) / scale0
-    if tokens >= capacity then
-      level = full
-    else
-      level = tokens * scale
-      if fraction * scale <= MAX_EXACT then level = level + floor_div(fraction * scale, scale0) end
-    end
-  end
-  next.level = min(full, level)
-  return next
-end
-
--- WindowState.At
-local function window_at(packed, length)
-  local start = now - fmod(now, length)
-  if packed then
-    local start0, count0 = unpack_state(packed)
-    if start <= start0 then return {start = start0, count = count0, write = false} end
-  end
-  return {start = start, count = 0, write = false}
-end
+local checks = (#ARGV - 3) / 7
 
 local expired, budget = 0, REAP
 local reaped = {} -- key: how many of its members expired
@@ -90,16 +49,22 @@ end
 
 -- Read and evaluate.
 local states, check = {}, {}
-local index, listed = KEYS[#KEYS], 0
+local last = #KEYS
+local stream, known, known_till = nil, nil, 0
+if ARGV[3] == '1' then
+  stream, last = KEYS[last], last - 1
+  known, known_till = stream_at(redis.call('GET', stream))
+end
+local index, record_key, listed = KEYS[last], KEYS[last - 1], 0
 if token ~= '' then
   -- A release has overtaken this call: whoever asked has given it up.
-  if redis.call('EXISTS', KEYS[#KEYS - 1]) == 1 then return redis.error_reply('WEIR given up') end
+  if redis.call('EXISTS', record_key) == 1 then return redis.error_reply('WEIR given up') end
   local all, _, found = count(index)
   listed, expired = all - found, found
 end
 local refused, groups, grouped = false, {}, false
 for i = 1, checks do
-  local a = 3 + (i - 1) * 7
+  local a = 4 + (i - 1) * 7
   local c = {
     kind = ARGV[a], key = KEYS[tonumber(ARGV[a + 1])], hits = tonumber(ARGV[a + 2]), mode = ARGV[a + 3],
     x = tonumber(ARGV[a + 4]), y = tonumber(ARGV[a + 5]), z = ARGV[a + 6],
@@ -132,17 +97,21 @@ if grouped and not refused then
   for _, over in pairs(groups) do refused = refused and over end
 end
 
+local gone = known == TOMBSTONE
+refused = refused or gone
+
 -- Charge, each state once.
 local life = nil
 for i = 1, checks do
   local c = check[i]
   local state = states[c.key]
-  local over = c.kind == 'w' and c.z == '1' and c.mode ~= 's' and not c.passed
+  local over = c.kind == 'w' and c.z == '1' and c.mode ~= 's' and not c.passed and not gone
   if over or c.passed and not refused then
     if c.kind == 'b' then
-      local hits = max(c.hits, -floor_div(MAX_EXACT, c.y))
-      if hits ~= 0 and not state.charged then
-        state.level = min(c.x * c.y, state.level - hits * c.y)
+      if c.hits ~= 0 and not state.charged then
+        local full = c.x * c.y
+        if c.hits < -floor_div(MAX_EXACT, c.y) then state.level = full -- more than any debt
+        else state.level = min(full, state.level - c.hits * c.y) end
         state.write, state.charged = true, true
       end
     elseif c.kind == 'w' then
@@ -168,7 +137,8 @@ local function keep(key, ms, members)
   end
 end
 local record = life and {WRITES, life, now, now + life}
-local reply = {refused and 0 or 1, expired, life or 0}
+local lingers, lingering = {}, false
+local reply = {gone and 2 or refused and 0 or 1, expired, life or 0}
 for i = 1, checks do
   local c = check[i]
   local state = states[c.key]
@@ -195,7 +165,10 @@ for i = 1, checks do
       redis.call('ZADD', c.key, now + life, token)
       keep(c.key, life + SLACK, state.kept)
       record[#record + 1] = c.key
-      record[#record + 1] = c.z
+      local linger, name = string.match(c.z, '^(%d+) (.*)$')
+      record[#record + 1] = name
+      lingers[#lingers + 1] = tonumber(linger)
+      lingering = lingering or linger ~= '0'
       state.held = true
     end
     remaining = max(0, c.x - state.live)
@@ -203,9 +176,23 @@ for i = 1, checks do
   local r = #reply
   reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = c.passed and 1 or 0, remaining, retry, reset
 end
+local remembered = stream and not known
 if life then
-  redis.call('SET', KEYS[#KEYS - 1], cmsgpack.pack(unpack(record)), 'PX', life + RECORD_SLACK)
+  if remembered or lingering then
+    -- Behind the slots: whether it lingers now, its stream, and the linger of each slot.
+    local r = #record
+    record[r + 1], record[r + 2] = 0, remembered and stream or ''
+    for i, ms in ipairs(lingers) do record[r + 2 + i] = ms end
+  end
+  redis.call('SET', record_key, cmsgpack.pack(unpack(record)), 'PX', life + RECORD_SLACK)
   redis.call('ZADD', index, now + life, token)
   keep(index, life + INDEX_SLACK, listed)
+end
+if gone then
+  redis.call('DEL', stream)
+elseif known then -- it has asked before: from now on the stream alone finds nothing
+  know(stream, AMBIGUOUS, max(known_till, life and now + life + RECORD_SLACK or 0), '')
+elseif remembered and life then
+  know(stream, HOLDING, now + life + RECORD_SLACK, token)
 end
 return reply

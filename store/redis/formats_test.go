@@ -128,7 +128,7 @@ func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit
 		return "", ""
 	case 1:
 		return do(func(s store.Store) (string, error) {
-			released, err := s.Release(ctx, id)
+			released, err := s.Release(ctx, limit.Ending{Lease: id})
 			return fmt.Sprintf("release %+v", released), err
 		})
 	case 2:
@@ -172,7 +172,7 @@ func TestAnUnknownFormatIsAnError(t *testing.T) {
 			_, err = s.Inspect(ctx, []limit.Check{c})
 			expect("Inspect", err)
 		}
-		_, err := s.Release(ctx, later.Lease)
+		_, err := s.Release(ctx, limit.Ending{Lease: later.Lease})
 		expect("Release", err)
 		_, err = s.Renew(ctx, later.Lease)
 		expect("Renew", err)
@@ -301,8 +301,8 @@ func TestStatesOfFormat1AreRead(t *testing.T) {
 				if renewed, err := s.Renew(ctx, r.Lease); err != nil || renewed.TTL != time.Minute {
 					t.Errorf("%s: Renew = %+v, %v", what, renewed, err)
 				}
-				want := limit.Release{Result: limit.Released, HeldFor: 3500 * time.Millisecond, Limits: []string{"k", "k"}}
-				if released, err := s.Release(ctx, r.Lease); err != nil || fmt.Sprint(released) != fmt.Sprint(want) {
+				want := limit.Release{Result: limit.Released, HeldFor: 3500 * time.Millisecond, Freed: []limit.Freed{{Key: r.Checks[2].Key, Limit: "k"}, {Key: r.Checks[3].Key, Limit: "k"}}}
+				if released, err := s.Release(ctx, limit.Ending{Lease: r.Lease}); err != nil || fmt.Sprint(released) != fmt.Sprint(want) {
 					t.Errorf("%s: Release = %+v, %v, want %+v", what, released, err, want)
 				}
 				if states := inspect(t, s, r.Checks[2:]...); states[0].Count+states[1].Count != 0 {

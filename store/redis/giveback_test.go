@@ -39,7 +39,7 @@ func TestADecisionThatWasGivenUpTakesNothing(t *testing.T) {
 		t.Errorf("Decide of a lease that was given back = %+v, %v, want an error of its own", d, err)
 	}
 	// The mark is nobody's lease.
-	if got, err := s.Release(ctx, r.Lease); err != nil || got.Result != limit.NotHeld {
+	if got, err := s.Release(ctx, limit.Ending{Lease: r.Lease}); err != nil || got.Result != limit.NotHeld {
 		t.Errorf("Release = %v, %v, want NOT_HELD", got, err)
 	}
 	if got, err := s.Renew(ctx, r.Lease); err != nil || got.Renewed {

@@ -159,7 +159,7 @@ func (h *history) client(t *testing.T, n, steps int) {
 			if r.IntN(4) > 0 { // now and then it releases twice
 				held = held[1:]
 			}
-			released, err := h.store.Release(storetest.Context(t), storetest.TestLease(h.domain, uint64(op.lease)))
+			released, err := h.store.Release(storetest.Context(t), limit.Ending{Lease: storetest.TestLease(h.domain, uint64(op.lease))})
 			h.add(n, op, call, outcome{unknown: err != nil, ok: released.Result == limit.Released})
 			continue
 		}

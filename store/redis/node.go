@@ -159,7 +159,7 @@ func (n *node) giveBackAll(ids []limit.LeaseID) (failed []limit.LeaseID) {
 	batch := make([]*call, len(ids))
 	for i, id := range ids {
 		batch[i] = leaseCall(current.release, id, n.now())
-		batch[i].args = append(batch[i].args, "1")
+		batch[i].args = append(batch[i].args, "1", "")
 		batch[i].ctx = context.Background()
 	}
 	n.pipes.send(slices.Clone(batch), minReplyTimeout)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -90,8 +91,12 @@ func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, er
 		token = r.Lease.Token()
 		c.undo = func(reply any, err error) { s.undo(r.Lease, reply, err) }
 	}
-	c.args = append(make([]any, 0, 2+7*len(r.Checks)), s.clock(), token)
-	c.keys = make([]string, 0, len(r.Checks)+2)
+	stream := ""
+	if r.Stream != "" {
+		stream = "1"
+	}
+	c.args = append(make([]any, 0, 3+7*len(r.Checks)), s.clock(), token, stream)
+	c.keys = make([]string, 0, len(r.Checks)+3)
 	var seen map[string]int // only for requests that are not small
 	if len(r.Checks) > 8 {
 		seen = make(map[string]int, len(r.Checks))
@@ -116,11 +121,14 @@ func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, er
 			}
 			c.args = append(c.args, "w", key, check.Hits, mode, l.Max, l.Length().Milliseconds(), over)
 		case limit.Concurrency:
-			c.args = append(c.args, "c", key, check.Hits, mode, l.Max, l.Lease.Milliseconds(), check.Name)
+			c.args = append(c.args, "c", key, check.Hits, mode, l.Max, l.Lease.Milliseconds(), strconv.FormatInt(l.Linger.Milliseconds(), 10)+" "+check.Name)
 		}
 	}
 	if r.Lease != "" {
 		c.keys = append(c.keys, limit.LeaseKey(r.Lease), limit.LeasesKey(r.Domain))
+	}
+	if r.Stream != "" {
+		c.keys = append(c.keys, limit.StreamKey(r.Domain, r.Stream))
 	}
 	reply, err := s.do(ctx, c)
 	if err != nil {
@@ -138,7 +146,7 @@ func decision(r limit.Request, reply any) (limit.Decision, error) {
 	if want := 3 + 4*len(r.Checks); len(n) != want {
 		return limit.Decision{}, fmt.Errorf("redis: decide: a reply of %d items, want %d", len(n), want)
 	}
-	d := limit.Decision{Admitted: n[0] == 1, Expired: n[1], TTL: limit.Millis(n[2]), Results: make([]limit.Result, len(r.Checks))}
+	d := limit.Decision{Admitted: n[0] == 1, StreamEnded: n[0] == 2, Expired: n[1], TTL: limit.Millis(n[2]), Results: make([]limit.Result, len(r.Checks))}
 	if d.TTL > 0 {
 		d.Lease = r.Lease
 	}
@@ -161,8 +169,8 @@ func (s *Store) undo(id limit.LeaseID, reply any, err error) {
 }
 
 // Release implements [store.Store].
-func (s *Store) Release(ctx context.Context, id limit.LeaseID) (limit.Release, error) {
-	reply, err := s.do(ctx, leaseCall(s.scripts.release, id, s.clock()))
+func (s *Store) Release(ctx context.Context, e limit.Ending) (limit.Release, error) {
+	reply, err := s.do(ctx, s.releaseCall(e))
 	if err != nil {
 		return limit.Release{}, fmt.Errorf("redis: release: %w", err)
 	}
@@ -172,15 +180,70 @@ func (s *Store) Release(ctx context.Context, id limit.LeaseID) (limit.Release, e
 	}
 	result, _ := items[0].(int64)
 	r := limit.Release{Result: limit.ReleaseResult(result)}
-	if r.Result == limit.Released && len(items) > 1 {
+	if len(items) > 1 {
 		held, _ := items[1].(int64)
 		r.HeldFor = limit.Millis(held)
-		for _, name := range items[2:] {
-			text, _ := name.(string)
-			r.Limits = append(r.Limits, text)
+		for pair := range slices.Chunk(items[2:], 2) {
+			key, _ := pair[0].(string)
+			name, _ := pair[len(pair)-1].(string)
+			r.Freed = append(r.Freed, limit.Freed{Key: key, Limit: name})
 		}
 	}
 	return r, nil
+}
+
+func (s *Store) releaseCall(e limit.Ending) *call {
+	early := ""
+	if e.Early {
+		early = "1"
+	}
+	if e.Lease != "" {
+		c := leaseCall(s.scripts.release, e.Lease, s.clock())
+		c.args = append(c.args, "", early)
+		return c
+	}
+	tombstone := ""
+	if e.Tombstone {
+		tombstone = "1"
+	}
+	c := newCall(s.scripts.release)
+	c.keys = []string{limit.StreamKey(e.Domain, e.Stream), limit.LeasesKey(e.Domain)}
+	c.args = []any{s.clock(), "", tombstone, early, limit.LeaseKeyOf(e.Domain, "")}
+	return c
+}
+
+// Charge implements [store.Store].
+func (s *Store) Charge(ctx context.Context, u limit.Usage) ([]bool, error) {
+	if err := store.CheckUsage(u); err != nil {
+		return nil, fmt.Errorf("redis: charge: %w", err)
+	}
+	c := newCall(s.scripts.charge)
+	c.args = []any{s.clock()}
+	seen := make(map[string]int, len(u.Checks))
+	for _, check := range u.Checks {
+		key := c.key(check.Key, seen)
+		switch l := check.Limit.(type) {
+		case limit.TokenBucket:
+			c.args = append(c.args, "b", key, check.Hits, l.Capacity, l.Scale, l.Refill)
+		case limit.Window:
+			c.args = append(c.args, "w", key, check.Hits, l.Length().Milliseconds(), "0", "0")
+		case limit.Concurrency: // CheckUsage refuses it
+		}
+	}
+	c.keys = append(c.keys, limit.UsageKey(u.Domain, u.Stream))
+	reply, err := s.do(ctx, c)
+	if err != nil {
+		return nil, fmt.Errorf("redis: charge: %w", err)
+	}
+	n, err := integers(reply)
+	if err != nil || len(n) != len(u.Checks) {
+		return nil, fmt.Errorf("redis: charge: unexpected reply %v", reply)
+	}
+	charged := make([]bool, len(n))
+	for i := range n {
+		charged[i] = n[i] == 1
+	}
+	return charged, nil
 }
 
 // Renew implements [store.Store].

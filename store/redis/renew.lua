@@ -18,10 +18,12 @@ check_format(record[1])
 local life, expiry = record[2], record[4]
 if expiry <= now then return 0 end
 
--- Somebody else may have got a slot that is not there any more.
+-- Somebody else may have got a slot that is not there any more, or has expired: one
+-- that lingers may do so before the lease.
 local last = 4 -- of the slots
 while type(record[last + 1]) == 'string' do
-  if not redis.call('ZSCORE', record[last + 1], ARGV[2]) then return 0 end
+  local till = tonumber(redis.call('ZSCORE', record[last + 1], ARGV[2]) or 0)
+  if till <= now then return 0 end
   last = last + 2
 end
 
@@ -38,5 +40,10 @@ for i = 5, last, 2 do
 end
 redis.call('ZADD', KEYS[2], record[4], ARGV[2])
 keep(KEYS[2], life + INDEX_SLACK)
+local stream = record[last + 2]
+if type(stream) == 'string' and stream ~= '' then
+  local kind, _, holder = stream_at(redis.call('GET', stream))
+  if kind == HOLDING and holder == ARGV[2] then know(stream, HOLDING, record[4] + RECORD_SLACK, ARGV[2]) end
+end
 redis.call('SET', KEYS[1], cmsgpack.pack(unpack(record)), 'PX', life + RECORD_SLACK)
 return life

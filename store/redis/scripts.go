@@ -14,13 +14,15 @@ var (
 	releaseSource string
 	//go:embed renew.lua
 	renewSource string
+	//go:embed charge.lua
+	chargeSource string
 	//go:embed inspect.lua
 	inspectSource string
 )
 
 // scripts are the Lua scripts of one version of weir. Versions that run side by
 // side share states: see docs/decisions/0007-state-formats.md.
-type scripts struct{ decide, release, renew, inspect *script }
+type scripts struct{ decide, release, renew, charge, inspect *script }
 
 // current are the scripts as they are.
 var current = newScripts(func(source string) string { return source })
@@ -31,5 +33,5 @@ func newScripts(change func(source string) string) scripts {
 		first, rest, _ := strings.Cut(source, "\n") // #!lua must be the first line
 		return newScript(change(first + "\n" + commonSource + rest))
 	}
-	return scripts{decide: whole(decideSource), release: whole(releaseSource), renew: whole(renewSource), inspect: whole(inspectSource)}
+	return scripts{decide: whole(decideSource), release: whole(releaseSource), renew: whole(renewSource), charge: whole(chargeSource), inspect: whole(inspectSource)}
 }

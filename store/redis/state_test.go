@@ -199,7 +199,7 @@ func TestKeysExpireWhenTheyMeanNothing(t *testing.T) {
 		for range 3 {
 			other := withLease(request(short))
 			decide(t, s, other)
-			if _, err := s.Release(storetest.Context(t), other.Lease); err != nil {
+			if _, err := s.Release(storetest.Context(t), limit.Ending{Lease: other.Lease}); err != nil {
 				t.Fatal(err)
 			}
 			within(long.Key, time.Hour-slack, time.Hour+slack)
@@ -226,7 +226,7 @@ func TestNoKeyIsKeptForEver(t *testing.T) {
 		return r
 	})
 	for i := 1; i <= accounts; i += 2 { // half of them end before their time
-		if released, err := s.Release(ctx, lease(i)); err != nil || released.Result != limit.Released {
+		if released, err := s.Release(ctx, limit.Ending{Lease: lease(i)}); err != nil || released.Result != limit.Released {
 			t.Fatalf("Release = %v, %v", released, err)
 		}
 	}
@@ -357,7 +357,7 @@ func TestErrorsTellTheStoreFromTheCall(t *testing.T) {
 		if r, err := s.Renew(ctx, slot.Lease); err != nil || !r.Renewed {
 			t.Errorf("Renew without memory: %v, %v", r, err)
 		}
-		if r, err := s.Release(ctx, slot.Lease); err != nil || r.Result != limit.Released {
+		if r, err := s.Release(ctx, limit.Ending{Lease: slot.Lease}); err != nil || r.Result != limit.Released {
 			t.Errorf("Release without memory: %v, %v", r, err)
 		}
 		if err := client.ConfigSet(ctx, "maxmemory", "0").Err(); err != nil {
@@ -479,7 +479,7 @@ func TestAUserNeedsNoMoreRightsThanAreTold(t *testing.T) {
 			if got := inspect(t, s, r.Checks...)[2].Count; got != 1 {
 				t.Errorf("Inspect tells of %d leases, want 1", got)
 			}
-			if released, err := s.Release(ctx, r.Lease); err != nil || released.Result != limit.Released {
+			if released, err := s.Release(ctx, limit.Ending{Lease: r.Lease}); err != nil || released.Result != limit.Released {
 				t.Errorf("Release = %v, %v", released, err)
 			}
 		}

@@ -151,7 +151,7 @@ func lifeOfALease(t testing.TB, s store.Store, domain string) {
 	if n, err := s.Held(ctx, domain); err != nil || n != 1 {
 		t.Errorf("Held = %d, %v, want 1", n, err)
 	}
-	if released, err := s.Release(ctx, r.Lease); err != nil || released.Result != limit.Released {
+	if released, err := s.Release(ctx, limit.Ending{Lease: r.Lease}); err != nil || released.Result != limit.Released {
 		t.Errorf("Release = %v, %v", released, err)
 	}
 	if d := decide(t, s, oneOf(t, domain, b, l)); d.Results[0].Remaining != 8 || d.Results[1].Remaining != 1 {

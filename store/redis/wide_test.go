@@ -36,9 +36,9 @@ func TestAWideRequestIsDecidedAsAWhole(t *testing.T) {
 		if d := decide(t, s, withLease(r)); d.Admitted || d.Results[0].Remaining != 3 {
 			t.Errorf("with all lanes full: admitted %v, %+v", d.Admitted, d.Results[0])
 		}
-		released, err := s.Release(storetest.Context(t), r.Lease)
-		if err != nil || released.Result != limit.Released || len(released.Limits) != 1024 {
-			t.Errorf("Release = %v of %d limits, %v", released.Result, len(released.Limits), err)
+		released, err := s.Release(storetest.Context(t), limit.Ending{Lease: r.Lease})
+		if err != nil || released.Result != limit.Released || len(released.Freed) != 1024 {
+			t.Errorf("Release = %v of %d limits, %v", released.Result, len(released.Freed), err)
 		}
 		if d := decide(t, s, withLease(r)); !d.Admitted {
 			t.Error("refused after a release")

@@ -69,7 +69,7 @@ func pick[T any](p *program, from ...T) T { return from[p.next(len(from))] }
 
 func (p *program) step(t *testing.T) {
 	ctx := storetest.Context(t)
-	switch p.next(9) {
+	switch p.next(11) {
 	case 0:
 		by := pick(p, 1, 3, 250, 999, 1000, 7001, 60_000, 3_600_000, 86_400_000, 40*86_400_000, -2, -5000)
 		if by < 0 && p.slots {
@@ -79,15 +79,33 @@ func (p *program) step(t *testing.T) {
 	case 1:
 		p.policies = p.next(4)
 	case 2:
-		if len(p.leases) == 0 {
-			return
+		e := limit.Ending{Early: p.next(3) == 0}
+		if p.next(2) == 0 && len(p.leases) > 0 {
+			e.Lease = p.leases[p.next(len(p.leases))]
+		} else {
+			e.Domain, e.Stream, e.Tombstone = p.domain, p.stream(), p.next(3) > 0
+			p.slots = true
 		}
-		id := p.leases[p.next(len(p.leases))]
-		want, _ := p.model.Release(ctx, id)
+		want, _ := p.model.Release(ctx, e)
 		for name, s := range p.stores {
-			got, err := s.Release(ctx, id)
+			got, err := s.Release(ctx, e)
 			if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
-				t.Fatalf("%s: Release = %v, %v, want %v", name, got, err, want)
+				t.Fatalf("%s: Release(%+v) = %v, %v, want %v", name, e, got, err, want)
+			}
+		}
+	case 5:
+		u := limit.Usage{Domain: p.domain, Stream: p.stream()}
+		for _, c := range p.request().Checks {
+			if _, ok := c.Limit.(limit.Concurrency); !ok {
+				u.Checks = append(u.Checks, c)
+			}
+		}
+		p.slots = true
+		want, _ := p.model.Charge(ctx, u)
+		for name, s := range p.stores {
+			got, err := s.Charge(ctx, u)
+			if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Fatalf("%s: Charge(%+v) = %v, %v, want %v", name, u, got, err, want)
 			}
 		}
 	case 3:
@@ -163,6 +181,7 @@ func (p *program) request() limit.Request {
 			if err != nil {
 				panic(err)
 			}
+			l.Linger = pick(p, 0, 0, time.Second, 3*time.Second, 2*time.Minute)
 			c.Limit = l
 			if c.Quota != 0 {
 				c.Quota = 0
@@ -177,9 +196,14 @@ func (p *program) request() limit.Request {
 		p.slots = true
 		r.Lease = storetest.TestLease(p.domain, uint64(len(p.leases)+1))
 		p.leases = append(p.leases, r.Lease)
+		if p.next(2) == 0 {
+			r.Stream = p.stream()
+		}
 	}
 	return r
 }
+
+func (p *program) stream() string { return pick(p, "s1", "s2", "s3") }
 
 // bucket returns one of four, which stand for changes of one policy.
 func (p *program) bucket() limit.TokenBucket {

@@ -19,6 +19,8 @@ type Model struct {
 	buckets map[string]*modelBucket
 	windows map[string]*modelWindow
 	leases  []*modelLease
+	streams map[string]*modelStream // by domain and stream
+	used    map[string]int64        // when the usage of a stream was charged to a limit
 }
 
 var _ store.Store = (*Model)(nil)
@@ -34,16 +36,30 @@ type modelWindow struct{ start, count int64 }
 type modelLease struct {
 	id              limit.LeaseID
 	domain          string
-	keys, names     []string
+	slots           []*modelSlot
 	granted, expiry int64
 	life            int64
 	released        bool
 	reaped          bool // reported as expired
+	lingers         bool
+}
+
+type modelSlot struct {
+	key, name string
+	linger    int64
+	expiry    int64
+}
+
+// modelStream is S14: at most one of the four holds, until its time is over.
+type modelStream struct {
+	lease                       *modelLease
+	ended, ambiguous, tombstone bool
+	until                       int64
 }
 
 // NewModel returns an empty model. It is not safe for concurrent use.
 func NewModel(now func() int64) *Model {
-	return &Model{now: now, buckets: make(map[string]*modelBucket), windows: make(map[string]*modelWindow)}
+	return &Model{now: now, buckets: make(map[string]*modelBucket), windows: make(map[string]*modelWindow), streams: make(map[string]*modelStream), used: make(map[string]int64)}
 }
 
 func integer(n int64) *big.Rat { return new(big.Rat).SetInt64(n) }
@@ -85,7 +101,16 @@ func (m *Model) bucket(key string, b limit.TokenBucket, now int64) *modelBucket 
 		}
 		tokens = whole.Add(whole, new(big.Rat).SetFrac(newUnits, big.NewInt(b.Scale)))
 	}
-	return &modelBucket{tokens: smaller(tokens, integer(b.Capacity)), at: at, limit: b}
+	tokens = smaller(tokens, integer(b.Capacity))
+	if d := deepest(b); tokens.Cmp(d) < 0 {
+		tokens = d
+	}
+	return &modelBucket{tokens: tokens, at: at, limit: b}
+}
+
+// deepest is the deepest debt: in units it must stay exact.
+func deepest(b limit.TokenBucket) *big.Rat {
+	return new(big.Rat).Sub(integer(b.Capacity), big.NewRat(limit.MaxExact-b.Refill, b.Scale))
 }
 
 // millisUntil is the first whole millisecond at which b has the tokens.
@@ -111,8 +136,8 @@ func (m *Model) window(key string, w limit.Window, now int64) modelWindow {
 func (m *Model) live(key string, now int64) int64 {
 	n := int64(0)
 	for _, l := range m.leases {
-		for _, k := range l.keys {
-			if k == key && !l.released && l.expiry > now {
+		for _, s := range l.slots {
+			if s.key == key && !l.released && s.expiry > now {
 				n++
 			}
 		}
@@ -162,6 +187,13 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 		d.Admitted = false
 	}
 
+	// S14.
+	stream := m.stream(r.Domain, r.Stream, now)
+	if stream != nil && stream.tombstone {
+		d.StreamEnded, d.Admitted = true, false
+		delete(m.streams, r.Domain+"|"+r.Stream)
+	}
+
 	// Charge.
 	charged := map[string]bool{}
 	held := &modelLease{id: r.Lease, domain: r.Domain, granted: now}
@@ -177,7 +209,7 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 				m.buckets[c.Key] = b // S18: until the first decision after the change
 			}
 		case limit.Window:
-			pays = pays || l.ChargeOver && !c.Shadow && !d.Results[i].Passed // S5
+			pays = pays || l.ChargeOver && !c.Shadow && !d.Results[i].Passed && !d.StreamEnded // S5
 			if pays && c.Hits != 0 && !charged[c.Key] {
 				w := m.window(c.Key, l, now)
 				w.count = min(limit.MaxExact, max(0, w.count+c.Hits))
@@ -185,17 +217,27 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 			}
 		case limit.Concurrency:
 			if pays && c.Hits >= 0 {
-				held.keys, held.names = append(held.keys, c.Key), append(held.names, c.Name)
+				held.slots = append(held.slots, &modelSlot{key: c.Key, name: c.Name, linger: l.Linger.Milliseconds()})
 				if life := l.Lease.Milliseconds(); held.life == 0 || life < held.life {
 					held.life = life
 				}
 			}
 		}
 	}
-	if len(held.keys) > 0 {
-		held.expiry = now + held.life
+	if len(held.slots) > 0 {
+		held.expire(now + held.life)
 		m.leases = append(m.leases, held)
 		d.Lease, d.TTL = r.Lease, limit.Millis(held.life)
+	}
+	if r.Stream != "" && !d.StreamEnded {
+		switch {
+		case stream != nil && d.Lease != "":
+			*stream = modelStream{ambiguous: true, until: max(stream.until, held.expiry+60_000)}
+		case stream != nil:
+			*stream = modelStream{ambiguous: true, until: stream.until}
+		case d.Lease != "":
+			m.streams[r.Domain+"|"+r.Stream] = &modelStream{lease: held, until: held.expiry + 60_000}
+		}
 	}
 
 	// S13.
@@ -246,18 +288,69 @@ func (m *Model) find(id limit.LeaseID) *modelLease {
 	return nil
 }
 
+// stream is what is known of a stream at now.
+func (m *Model) stream(domain, stream string, now int64) *modelStream {
+	s := m.streams[domain+"|"+stream]
+	if s == nil || now >= s.until {
+		return nil
+	}
+	return s
+}
+
+// expire sets when all slots of l, and l itself, expire.
+func (l *modelLease) expire(at int64) {
+	l.expiry = at
+	for _, s := range l.slots {
+		s.expiry = at
+	}
+}
+
 // Release implements [store.Store].
-func (m *Model) Release(_ context.Context, id limit.LeaseID) (limit.Release, error) {
-	now, l := m.now(), m.find(id)
-	switch {
-	case l == nil || l.released || now >= l.expiry+limit.RecordSlack.Milliseconds():
+func (m *Model) Release(_ context.Context, e limit.Ending) (limit.Release, error) {
+	now, l := m.now(), m.find(e.Lease)
+	if e.Lease == "" {
+		s := m.stream(e.Domain, e.Stream, now)
+		if s == nil && e.Tombstone {
+			m.streams[e.Domain+"|"+e.Stream] = &modelStream{tombstone: true, until: now + 30_000}
+		}
+		if s != nil {
+			l = s.lease
+		}
+	}
+	if l == nil || l.released || now >= l.expiry+60_000 {
 		return limit.Release{Result: limit.NotHeld}, nil
-	case now >= l.expiry:
+	}
+	if now < l.expiry && l.lingers && e.Early {
+		return limit.Release{Result: limit.NotHeld}, nil
+	}
+	for _, s := range m.streams {
+		if s.lease == l && now < s.until {
+			*s = modelStream{ended: true, until: now + 60_000}
+		}
+	}
+	if now >= l.expiry {
 		return limit.Release{Result: limit.Expired}, nil
 	}
-	l.released = true
-	held := limit.Millis(max(0, now-l.granted))
-	return limit.Release{Result: limit.Released, HeldFor: held, Limits: l.names}, nil
+	r := limit.Release{Result: limit.Released, HeldFor: limit.Millis(max(0, now-l.granted))}
+	var lingering []*modelSlot
+	for _, s := range l.slots {
+		if e.Early && s.linger > 0 { // S22
+			s.expiry = now + s.linger
+			lingering = append(lingering, s)
+		} else {
+			r.Freed = append(r.Freed, limit.Freed{Key: s.key, Limit: s.name})
+		}
+	}
+	if len(lingering) == 0 {
+		l.released = true
+		return r, nil
+	}
+	r.Result = limit.Lingering
+	l.lingers, l.slots, l.expiry = true, lingering, 0
+	for _, s := range lingering {
+		l.expiry = max(l.expiry, s.expiry)
+	}
+	return r, nil
 }
 
 // Renew implements [store.Store].
@@ -266,8 +359,47 @@ func (m *Model) Renew(_ context.Context, id limit.LeaseID) (limit.Renewal, error
 	if l == nil || l.released || l.expiry <= now {
 		return limit.Renewal{}, nil
 	}
-	l.expiry = max(l.expiry, now+l.life)
+	for _, s := range l.slots {
+		if s.expiry <= now {
+			return limit.Renewal{}, nil
+		}
+	}
+	l.expire(max(l.expiry, now+l.life))
+	for _, s := range m.streams {
+		if s.lease == l && now < s.until {
+			s.until = l.expiry + 60_000
+		}
+	}
 	return limit.Renewal{Renewed: true, TTL: limit.Millis(l.expiry - now)}, nil
+}
+
+// Charge implements [store.Store].
+func (m *Model) Charge(_ context.Context, u limit.Usage) ([]bool, error) {
+	now := m.now()
+	stream := u.Domain + "|" + u.Stream + "|"
+	charged := make([]bool, len(u.Checks))
+	for i, c := range u.Checks {
+		if at, done := m.used[stream+c.Key]; done && now < at+600_000 {
+			continue
+		}
+		charged[i] = true
+		switch l := c.Limit.(type) {
+		case limit.TokenBucket:
+			b := m.bucket(c.Key, l, now)
+			b.tokens = smaller(new(big.Rat).Sub(b.tokens, integer(c.Hits)), integer(l.Capacity))
+			if d := deepest(l); b.tokens.Cmp(d) < 0 {
+				b.tokens = d
+			}
+			m.buckets[c.Key] = b
+		case limit.Window:
+			w := m.window(c.Key, l, now)
+			w.count = min(limit.MaxExact, max(0, w.count+c.Hits))
+			m.windows[c.Key] = &w
+		case limit.Concurrency:
+		}
+		m.used[stream+c.Key] = now
+	}
+	return charged, nil
 }
 
 // Inspect implements [store.Store]. Waits are not computed, but looked for.
@@ -297,8 +429,10 @@ func (m *Model) Inspect(_ context.Context, checks []limit.Check) ([]limit.State,
 			s.Count = m.live(c.Key, now)
 			s.Remaining = max(0, l.Max-s.Count)
 			for _, held := range m.leases {
-				if slices.Contains(held.keys, c.Key) && !held.released && held.expiry > now {
-					s.Holders = append(s.Holders, limit.Holder{Token: held.id.Token(), ExpiresAfter: limit.Millis(held.expiry - now)})
+				for _, slot := range held.slots {
+					if slot.key == c.Key && !held.released && slot.expiry > now {
+						s.Holders = append(s.Holders, limit.Holder{Token: held.id.Token(), ExpiresAfter: limit.Millis(slot.expiry - now)})
+					}
 				}
 			}
 			slices.SortFunc(s.Holders, func(a, b limit.Holder) int {

@@ -59,7 +59,12 @@ type Open func(t *testing.T, now func() int64) Fixture
 //	  account=alice | hits=5 as=A             the request's hits; a name for its lease
 //	  50x account=alice                       the same 50 times, in one line
 //	race              like take, with the repeats of a line at the same time
-//	release, renew    one lease a line, by its name or its id
+//	  account=alice | stream=s1               a request of a stream
+//	release, renew    one lease a line, by its name or its id; release also
+//	  stream=s1                               what the stream holds; leaves a tombstone
+//	  stream=s1 seen                          without a tombstone
+//	  A early                                 ended before its upstream answered
+//	charge            one request a line: account=alice;hits=5 | stream=s1
 //	inspect           how the limits of a descriptor stand: one a line
 //	held              how many leases are live
 //	advance 1.5s      moves the clock; -3s moves it back
@@ -106,7 +111,7 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			d.Fatalf(t, "%v", err)
 		}
 		return strconv.FormatInt(n, 10) + "\n"
-	case "take", "race", "release", "renew", "inspect":
+	case "take", "race", "release", "renew", "inspect", "charge":
 	default:
 		d.Fatalf(t, "unknown command %q", d.Cmd)
 	}
@@ -124,6 +129,8 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			text, err = s.release(t, line)
 		case "renew":
 			text, err = s.renew(t, line)
+		case "charge":
+			text, err = s.charge(t, line)
 		case "inspect":
 			text, err = s.inspect(t, line)
 		}
@@ -143,13 +150,13 @@ func (s *scenario) take(t *testing.T, line string, race bool) (string, error) {
 	}
 	m := s.policies.Match(ask.request)
 	if ask.times == 1 {
-		return s.once(t, m, ask.name, true)
+		return s.once(t, m, ask.stream, ask.name, true)
 	}
 	texts := make([]string, ask.times)
 	errs := make([]error, ask.times)
 	var group sync.WaitGroup
 	for i := range texts {
-		one := func() { texts[i], errs[i] = s.once(t, m, "", !race) }
+		one := func() { texts[i], errs[i] = s.once(t, m, ask.stream, "", !race) }
 		if race {
 			group.Go(one)
 		} else {
@@ -174,20 +181,20 @@ func (s *scenario) take(t *testing.T, line string, race bool) (string, error) {
 	return text, nil
 }
 
-func (s *scenario) once(t *testing.T, m policy.Match, name string, alone bool) (string, error) {
+func (s *scenario) once(t *testing.T, m policy.Match, stream, name string, alone bool) (string, error) {
 	r := limit.Request{Domain: s.policies.Domains()[0], Checks: m.Checks}
 	if limit.NeedsLease(m.Checks) {
 		s.mu.Lock()
 		s.granted++
 		n := s.granted
 		s.mu.Unlock()
-		r.Lease = TestLease(r.Domain, n)
+		r.Lease, r.Stream = TestLease(r.Domain, n), stream
 		if name == "" {
 			name = "L" + strconv.FormatUint(n, 10)
 		}
 	}
 	before := ""
-	quiet := alone && s.Dump != nil && !s.reloaded && !hasChargeOver(m.Checks)
+	quiet := alone && stream == "" && s.Dump != nil && !s.reloaded && !hasChargeOver(m.Checks)
 	if quiet {
 		before = s.Dump()
 	}
@@ -217,16 +224,52 @@ func (s *scenario) lease(word string) limit.LeaseID {
 	return limit.LeaseID(word)
 }
 
-func (s *scenario) release(t *testing.T, word string) (string, error) {
-	r, err := s.Store.Release(t.Context(), s.lease(word))
+func (s *scenario) release(t *testing.T, line string) (string, error) {
+	word, options, _ := strings.Cut(line, " ")
+	e := limit.Ending{Early: strings.Contains(options, "early")}
+	if stream, ok := strings.CutPrefix(word, "stream="); ok {
+		e.Domain, e.Stream, e.Tombstone = s.policies.Domains()[0], stream, !strings.Contains(options, "seen")
+	} else {
+		e.Lease = s.lease(word)
+	}
+	r, err := s.Store.Release(t.Context(), e)
 	if err != nil {
 		return "", err
 	}
-	text := word + ": " + r.Result.String()
-	if r.Result == limit.Released {
-		text += fmt.Sprintf(", held %v by %s", r.HeldFor, strings.Join(r.Limits, ", "))
+	text := line + ": " + r.Result.String()
+	if r.Result == limit.Released || r.Result == limit.Lingering {
+		text += fmt.Sprintf(", held %v", r.HeldFor)
+		for i, f := range r.Freed {
+			text += []string{" by ", ", "}[min(i, 1)] + f.Limit
+		}
 	}
 	return text, nil
+}
+
+func (s *scenario) charge(t *testing.T, line string) (string, error) {
+	ask, err := parseAsk(s.policies.Domains()[0], line)
+	if err != nil {
+		return "", err
+	}
+	u := limit.Usage{Domain: ask.request.Domain, Stream: ask.stream}
+	for _, c := range s.policies.Match(ask.request).Checks {
+		if _, ok := c.Limit.(limit.Concurrency); !ok {
+			u.Checks = append(u.Checks, c)
+		}
+	}
+	charged, err := s.Store.Charge(t.Context(), u)
+	if err != nil {
+		return "", err
+	}
+	var words []string
+	for i, c := range u.Checks {
+		word := c.Name + " charged"
+		if !charged[i] {
+			word = c.Name + " not again"
+		}
+		words = append(words, word)
+	}
+	return line + ": " + strings.Join(words, ", "), nil
 }
 
 func (s *scenario) renew(t *testing.T, word string) (string, error) {
@@ -325,6 +368,8 @@ func Sentence(checks []limit.Check, d limit.Decision, lease string) string {
 	switch {
 	case v.Admitted:
 		b.WriteString("admitted")
+	case d.StreamEnded:
+		b.WriteString("refused, since its stream has ended")
 	case v.Retryable:
 		fmt.Fprintf(&b, "refused %s %s %s, retry %v", v.Class, v.Limit, v.Reason, v.RetryAfter)
 		if v.Estimated {
@@ -396,6 +441,7 @@ type ask struct {
 	request policy.Request
 	times   int
 	name    string // of its lease
+	stream  string
 }
 
 func parseAsk(domain, line string) (ask, error) {
@@ -406,6 +452,8 @@ func parseAsk(domain, line string) (ask, error) {
 		switch key {
 		case "as":
 			a.name = value
+		case "stream":
+			a.stream = value
 		case "hits":
 			n, err := strconv.ParseUint(value, 10, 64)
 			if err != nil {

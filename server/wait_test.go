@@ -1,0 +1,146 @@
+package server_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"weir/envoy"
+	weirv1 "weir/proto/weir/v1"
+	"weir/store/memory"
+	"weir/store/storetest"
+)
+
+// Its waits are long, so that only what is meant to ends them.
+const waitPolicy = `
+domain: d
+descriptors:
+  - {key: lane, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 20s}}
+  - {key: pool, concurrency: {max_in_flight: 2, lease: 1h, max_wait: 20s}, reject_as: pool}
+  - {key: short, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 1ms}}
+  - {key: never, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 0s}}
+  - {key: shadow, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 0s}, shadow_mode: true}
+  - {key: bucket, token_bucket: {capacity: 1, refill: 1/d}}
+`
+
+// The release of a client's last request is told beside its next, and often comes
+// behind it.
+func TestASequentialClientOnALaneOfOneIsNeverRefused(t *testing.T) {
+	s := serve(t, waitPolicy)
+	var releases sync.WaitGroup
+	for i := range 1000 {
+		r := acquire(t, s.leases, typed("lane", "a"))
+		if !r.GetAdmitted() {
+			t.Fatalf("request %d is refused: %v", i, r.GetVerdict())
+		}
+		releases.Go(func() { release(t, s.leases, r.GetLease().GetId()) })
+	}
+	releases.Wait()
+}
+
+func TestARequestWaitsForASlotAndNotForWhatNobodyGivesBack(t *testing.T) {
+	s := serve(t, waitPolicy)
+	for _, c := range []struct {
+		name        string
+		descriptors []*weirv1.Descriptor
+		waits       float64
+	}{
+		{"a short wait that nobody ends", []*weirv1.Descriptor{typed("short", "a")}, 1},
+		{"the shortest of two", []*weirv1.Descriptor{typed("lane", "a"), typed("short", "a")}, 1},
+		{"a limit that does not wait", []*weirv1.Descriptor{typed("never", "a")}, 0},
+		{"one of two that does not", []*weirv1.Descriptor{typed("lane", "a"), typed("never", "a")}, 0},
+		{"a bucket beside it", []*weirv1.Descriptor{typed("lane", "a"), typed("bucket", "a")}, 0},
+		{"a shadow beside it", []*weirv1.Descriptor{typed("short", "a"), typed("shadow", "a")}, 1},
+	} {
+		// Takes what can be taken; then the same is refused.
+		for _, key := range []string{"lane", "short", "never", "shadow", "bucket"} {
+			acquire(t, s.leases, typed(key, "a"+c.name))
+		}
+		for _, d := range c.descriptors {
+			d.Entries[0].Value = "a" + c.name
+		}
+		before := s.metric(t, `weir_waits_total{domain="d",verdict="refused"}`)
+		if r := acquire(t, s.leases, c.descriptors...); r.GetAdmitted() {
+			t.Errorf("%s: admitted", c.name)
+		}
+		if got := s.metric(t, `weir_waits_total{domain="d",verdict="refused"}`) - before; got != c.waits {
+			t.Errorf("%s: %v requests waited, want %v", c.name, got, c.waits)
+		}
+	}
+}
+
+// As many wait as a limit has slots, and each slot that comes free wakes one.
+func TestFewWaitAndEachSlotWakesOne(t *testing.T) {
+	s := serve(t, waitPolicy)
+	held := []*weirv1.Lease{acquire(t, s.leases, typed("pool", "p")).GetLease(), acquire(t, s.leases, typed("pool", "p")).GetLease()}
+	answers := make(chan *weirv1.AcquireResponse)
+	for range 2 {
+		go func() { answers <- acquire(t, s.leases, typed("pool", "p")) }()
+	}
+	storetest.Eventually(t, "two wait", func() bool { return s.metric(t, "weir_waiting") == 2 })
+	if r := acquire(t, s.leases, typed("pool", "p")); r.GetAdmitted() || s.metric(t, "weir_waiting") != 2 {
+		t.Errorf("the third: %v, want a refusal while the two still wait", r)
+	}
+	for _, lease := range held {
+		release(t, s.leases, lease.GetId())
+		if r := <-answers; !r.GetAdmitted() {
+			t.Errorf("woken and refused: %v", r)
+		}
+	}
+	if got := s.metric(t, `weir_waits_total{domain="d",verdict="admitted"}`); got != 2 {
+		t.Errorf("%v requests waited and were admitted, want 2", got)
+	}
+}
+
+// A slot that another replica gave back is found at the end of the wait.
+func TestAWaitEndsWithALook(t *testing.T) {
+	clock := storetest.NewClock()
+	st := memory.New(memory.Options{Now: clock.Now})
+	one, two := serviceOn(t, st, clock, envoy.Options{}), serviceOn(t, st, clock, envoy.Options{})
+	const policy = "domain: d\ndescriptors:\n  - {key: lane, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 300ms}}\n"
+	one.setPolicy(t, policy)
+	two.setPolicy(t, policy)
+	lease := acquire(t, one.leases, typed("lane", "a")).GetLease()
+	answer := make(chan *weirv1.AcquireResponse)
+	go func() { answer <- acquire(t, two.leases, typed("lane", "a")) }()
+	storetest.Eventually(t, "it waits", func() bool { return two.metric(t, "weir_waiting") == 1 })
+	release(t, one.leases, lease.GetId())
+	if r := <-answer; !r.GetAdmitted() {
+		t.Errorf("refused: %v", r.GetVerdict())
+	}
+}
+
+// A caller that does not wait so long is answered in time.
+func TestAWaitIsShorterThanTheCallers(t *testing.T) {
+	s := serve(t, waitPolicy)
+	acquire(t, s.leases, typed("lane", "a"))
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	r, err := s.leases.Acquire(ctx, &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{typed("lane", "a")}})
+	if err != nil || r.GetAdmitted() {
+		t.Errorf("Acquire = %v, %v, want a refusal before the caller leaves", r, err)
+	}
+}
+
+// Whoever leaves while it waits takes nothing.
+func TestACallerThatLeavesWhileItWaitsTakesNothing(t *testing.T) {
+	s := serve(t, waitPolicy)
+	lease := acquire(t, s.leases, typed("lane", "a")).GetLease()
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error)
+	go func() {
+		_, err := s.leases.Acquire(ctx, &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{typed("lane", "a")}})
+		left <- err
+	}()
+	storetest.Eventually(t, "it waits", func() bool { return s.metric(t, "weir_waiting") == 1 })
+	leave()
+	if err := <-left; err == nil {
+		t.Error("a caller that left was answered")
+	}
+	release(t, s.leases, lease.GetId())
+	storetest.Eventually(t, "the lane is free", func() bool { return s.metric(t, `weir_leases_held{domain="d"}`) == 0 })
+	if r := acquire(t, s.leases, typed("lane", "a")); !r.GetAdmitted() {
+		t.Errorf("the next is refused: %v", r.GetVerdict())
+	}
+}
