@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -31,7 +32,8 @@ func TestMain(m *testing.M) {
 
 // stack is a client's view of Envoy, with weir and the upstream behind it.
 type stack struct {
-	weir     *servertest.Process
+	weir     *servertest.Process   // the first of weirs
+	weirs    []*servertest.Process // replicas
 	upstream *upstream
 	envoy    *envoy
 	client   *http.Client
@@ -41,34 +43,52 @@ type stack struct {
 // start runs a stack. Flags are weir's; changes are made to Envoy's configuration.
 func start(t *testing.T, flags []string, changes ...change) *stack {
 	t.Helper()
-	return startPolicy(t, "testdata/policy.yaml", flags, changes...)
+	return startReplicas(t, "testdata/policy.yaml", [][]string{flags}, changes...)
 }
 
 // startPolicy runs a stack with the policy of a file.
 func startPolicy(t *testing.T, file string, flags []string, changes ...change) *stack {
 	t.Helper()
+	return startReplicas(t, file, [][]string{flags}, changes...)
+}
+
+// startReplicas runs a stack with a replica of weir for each list of flags.
+func startReplicas(t *testing.T, policyFile string, flags [][]string, changes ...change) *stack {
+	t.Helper()
 	envoyBinary(t)
-	policy, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
+	s := &stack{client: &http.Client{Transport: new(http.Transport)}}
+	for _, f := range flags {
+		s.weirs = append(s.weirs, startWeir(t, policyFile, f...))
 	}
-	// The tests are about decisions. Nobody should fail open because the machine is slow.
-	flags = append([]string{"--store-timeout", storetest.Deadline.String()}, flags...)
-	s := &stack{weir: servertest.Start(t, string(policy), flags...), client: &http.Client{Transport: new(http.Transport)}}
+	s.weir = s.weirs[0]
 	s.upstream = startUpstream(t, weirv1.NewLeaseServiceClient(s.weir.Dial(t)))
 	s.envoy = s.front(t, changes...)
 	t.Cleanup(s.client.CloseIdleConnections)
 	return s
 }
 
+func startWeir(t *testing.T, policyFile string, flags ...string) *servertest.Process {
+	t.Helper()
+	policy, err := os.ReadFile(policyFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The tests are about decisions. Nobody should fail open because the machine is slow.
+	return servertest.Start(t, string(policy), append([]string{"--store-timeout", storetest.Deadline.String()}, flags...)...)
+}
+
 // front runs another Envoy in front of the stack.
 func (s *stack) front(t *testing.T, changes ...change) *envoy {
 	t.Helper()
+	var weirs []string
+	for _, w := range s.weirs {
+		weirs = append(weirs, endpoint(t, w.GRPC))
+	}
 	return startEnvoy(t, configure(t, slices.Concat([]change{
 		port("9901", "0"),
 		port("10000", "0"),
 		port("9000", portOf(t, s.upstream.Listener.Addr().String())),
-		port("8081", portOf(t, s.weir.GRPC)),
+		{weirEndpoint, strings.Join(weirs, "\n        ")},
 		{"timeout: 0.02s", "timeout: 20s"},
 	}, changes)...))
 }
@@ -101,9 +121,13 @@ func (s *stack) get(t *testing.T, account, path string, headers ...string) answe
 }
 
 func (s *stack) send(ctx context.Context, account, path string, headers ...string) (answer, error) {
+	return s.sendBy(ctx, s.client, http.MethodGet, account, path, headers...)
+}
+
+func (s *stack) sendBy(ctx context.Context, client *http.Client, method, account, path string, headers ...string) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, storetest.Deadline)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.envoy.url+path, nil)
+	r, err := http.NewRequestWithContext(ctx, method, s.envoy.url+path, nil)
 	if err != nil {
 		return answer{}, err
 	}
@@ -114,7 +138,7 @@ func (s *stack) send(ctx context.Context, account, path string, headers ...strin
 		r.Header.Set(h[0], h[1])
 	}
 	s.asked.Add(1)
-	response, err := s.client.Do(r)
+	response, err := client.Do(r)
 	if err != nil {
 		return answer{}, err
 	}
@@ -216,14 +240,14 @@ func (s *stack) holdAt(t *testing.T, account, path string, headers ...string) he
 func (h held) end(t *testing.T, s *stack) {
 	t.Helper()
 	released := `weir_leases_released_total{domain="inference",result="RELEASED"}`
-	before := s.metric(t, released)
+	before := s.total(t, released)
 	close(h.visit.leave)
 	r := <-h.ended
 	if r.err != nil {
 		t.Fatal(r.err)
 	}
 	r.want(t, http.StatusOK)
-	storetest.Eventually(t, "its lease is released", func() bool { return s.metric(t, released) > before })
+	storetest.Eventually(t, "its lease is released", func() bool { return s.total(t, released) > before })
 }
 
 func TestLimitsHoldBehindEnvoy(t *testing.T) {
@@ -416,16 +440,40 @@ func (s *stack) nothingLeft(t *testing.T) {
 // metric returns a sample of weir's metrics; it must be there.
 func (s *stack) metric(t *testing.T, sample string) int {
 	t.Helper()
-	_, page := s.weir.Get(t, "/metrics")
+	return metricOf(t, s.weir, sample)
+}
+
+// total is the sum of a sample over all replicas.
+func (s *stack) total(t *testing.T, sample string) (sum int) {
+	t.Helper()
+	for _, w := range s.weirs {
+		sum += metricOf(t, w, sample)
+	}
+	return sum
+}
+
+func metricOf(t *testing.T, w *servertest.Process, sample string) int {
+	t.Helper()
+	n, page := sampleOf(t, w, sample)
+	if n < 0 {
+		t.Fatalf("no %s in\n%s", sample, page)
+	}
+	return n
+}
+
+// sampleOf returns a sample, or -1 if it is not there, and the page.
+func sampleOf(t *testing.T, w *servertest.Process, sample string) (int, string) {
+	t.Helper()
+	_, page := w.Get(t, "/metrics")
 	m := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(sample) + ` (\d+)$`).FindStringSubmatch(page)
 	if m == nil {
-		t.Fatalf("no %s in\n%s", sample, page)
+		return -1, page
 	}
 	n, err := strconv.Atoi(m[1])
 	if err != nil {
 		t.Fatal(err)
 	}
-	return n
+	return n, page
 }
 
 func TestWithoutWeirEnvoyLetsPassUnlessToldOtherwise(t *testing.T) {

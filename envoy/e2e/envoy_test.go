@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -42,8 +43,21 @@ func envoyBinary(t *testing.T) string {
 // change is a piece of the shipped configuration and what a test has instead.
 type change struct{ old, now string }
 
+// weirEndpoint is where Envoy finds weir.
+const weirEndpoint = "- endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 8081}}}"
+
 // twice are the pieces that stand in two places.
-var twice = []string{"port_value: 8081}"} // to ask, and to release
+var twice = []string{weirEndpoint} // to ask, and to release
+
+// endpoint is where Envoy finds something else.
+func endpoint(t *testing.T, address string) string {
+	t.Helper()
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("- endpoint: {address: {socket_address: {address: %s, port_value: %s}}}", host, port)
+}
 
 // configure returns the shipped configuration with changes. Each must find its
 // place, and only that, so that the file can't move away from its test.
@@ -77,12 +91,12 @@ type envoy struct {
 	url   string // of its listener
 	admin string // URL
 
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when cmd has ended
+
 	mu     sync.Mutex // guards stdout and stderr
 	stdout bytes.Buffer
 	stderr bytes.Buffer
-
-	process *os.Process
-	exited  chan struct{} // closed when it has ended
 }
 
 // startEnvoy runs Envoy on ports of its own, and waits until it listens. It ends
@@ -94,20 +108,27 @@ func startEnvoy(t *testing.T, config string) *envoy {
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	e := new(envoy)
+	e := &envoy{exited: make(chan struct{})}
 	cmd := exec.Command(envoyBinary(t), "-c", file, "--concurrency", "2", "--disable-hot-restart",
 		"--admin-address-path", address, "--log-level", "warning", "--file-flush-interval-msec", "10")
 	cmd.Stdout, cmd.Stderr = locked{&e.mu, &e.stdout}, locked{&e.mu, &e.stderr}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	e.process, e.exited = cmd.Process, make(chan struct{})
+	e.cmd = cmd
 	go func() {
 		_ = cmd.Wait()
 		close(e.exited)
 	}()
 	t.Cleanup(func() {
-		e.stop(t)
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-e.exited:
+		case <-time.After(storetest.Deadline):
+			t.Error("Envoy does not end on SIGTERM")
+			_ = cmd.Process.Kill()
+			<-e.exited
+		}
 		if t.Failed() {
 			t.Logf("Envoy's log:\n%s\nits access log:\n%s", e.stderr.String(), e.stdout.String())
 		}
@@ -150,16 +171,16 @@ func startEnvoy(t *testing.T, config string) *envoy {
 	return e
 }
 
-// stop ends it by SIGTERM, unless it has ended.
-func (e *envoy) stop(t *testing.T) {
+// end sends a signal that ends Envoy, and waits until it has.
+func (e *envoy) end(t *testing.T, by syscall.Signal) {
 	t.Helper()
-	_ = e.process.Signal(syscall.SIGTERM)
+	if err := e.cmd.Process.Signal(by); err != nil {
+		t.Fatal(err)
+	}
 	select {
 	case <-e.exited:
 	case <-time.After(storetest.Deadline):
-		t.Error("Envoy does not end on SIGTERM")
-		_ = e.process.Kill()
-		<-e.exited
+		t.Fatalf("Envoy does not end on %v", by)
 	}
 }
 

@@ -105,6 +105,16 @@ func (u *upstream) work(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.WriteString(w, part)
 			_ = http.NewResponseController(w).Flush()
 		}
+	case "events": // as a model streams its tokens
+		w.Header().Set("Content-Type", "text/event-stream")
+		for i := range 3 {
+			_, _ = fmt.Fprintf(w, "data: %d\n\n", i)
+			_ = http.NewResponseController(w).Flush()
+		}
+	case "upload":
+		if _, err := io.Copy(io.Discard, r.Body); err == nil {
+			_, _ = io.WriteString(w, "done")
+		}
 	case "drip": // without an end
 		for r.Context().Err() == nil {
 			_, _ = io.WriteString(w, "drop")
@@ -116,6 +126,9 @@ func (u *upstream) work(w http.ResponseWriter, r *http.Request) {
 			case <-r.Context().Done():
 			}
 		}
+	case "mute": // when it has begun
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
 	case "cut":
 		_, _ = io.WriteString(w, "do")
 		_ = http.NewResponseController(w).Flush()
