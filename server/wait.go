@@ -131,9 +131,9 @@ func (w *waits) wake(key string) {
 // asks again whenever one came free here, and at the end for those that others gave
 // back. So a release costs one more ask at most, and a request that waits another. It
 // waits neither longer than the caller does, nor for a caller that has gone.
-func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream string, checks []limit.Check) limit.Decision {
+func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream string, checks []limit.Check) (d limit.Decision) {
 	freed := s.waits.freed.Load()
-	d := s.ask(ctx, domain, stream, checks)
+	d = s.ask(ctx, domain, stream, checks)
 	full, most := s.waits.full(checks, d)
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // and there must be time to ask
@@ -143,6 +143,8 @@ func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream
 	}
 	timer := time.NewTimer(most)
 	defer timer.Stop()
+	expired := d.Expired // that any ask found: each is told once
+	defer func() { d.Expired = expired }()
 	for over := false; !over && len(full) > 0; full, _ = s.waits.full(checks, d) {
 		woken, ok := s.waits.enter(full, freed)
 		if !ok {
@@ -159,6 +161,7 @@ func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream
 		s.waits.leave(full, woken)
 		freed = s.waits.freed.Load()
 		d = s.ask(ctx, domain, stream, checks)
+		expired += d.Expired
 	}
 	s.metrics.waited(label(set, domain), d)
 	return d

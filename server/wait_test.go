@@ -19,6 +19,7 @@ descriptors:
   - {key: lane, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 20s}}
   - {key: pool, concurrency: {max_in_flight: 2, lease: 1h, max_wait: 20s}, reject_as: pool}
   - {key: short, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 1ms}}
+  - {key: brief, concurrency: {max_in_flight: 1, lease: 1s}}
   - {key: never, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 0s}}
   - {key: shadow, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 0s}, shadow_mode: true}
   - {key: bucket, token_bucket: {capacity: 1, refill: 1/d}}
@@ -142,5 +143,19 @@ func TestACallerThatLeavesWhileItWaitsTakesNothing(t *testing.T) {
 	storetest.Eventually(t, "the lane is free", func() bool { return s.metric(t, `weir_leases_held{domain="d"}`) == 0 })
 	if r := acquire(t, s.leases, typed("lane", "a")); !r.GetAdmitted() {
 		t.Errorf("the next is refused: %v", r.GetVerdict())
+	}
+}
+
+// A lease that expired is counted, whichever of a request's asks finds it.
+func TestWhatARequestFindsExpiredIsCountedThoughItWaits(t *testing.T) {
+	s := serve(t, waitPolicy)
+	acquire(t, s.leases, typed("short", "a"))
+	acquire(t, s.leases, typed("brief", "a"))
+	s.clock.Advance(time.Second)
+	if r := acquire(t, s.leases, typed("short", "a")); r.GetAdmitted() {
+		t.Error("admitted, although the lane is full")
+	}
+	if got := s.metric(t, `weir_leases_expired_total{domain="d"}`); got != 1 {
+		t.Errorf("%v leases expired, want 1", got)
 	}
 }
