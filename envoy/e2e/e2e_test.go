@@ -90,6 +90,7 @@ func (s *stack) front(t *testing.T, changes ...change) *envoy {
 		port("9000", portOf(t, s.upstream.Listener.Addr().String())),
 		{weirEndpoint, strings.Join(weirs, "\n        ")},
 		{"timeout: 0.02s", "timeout: 20s"},
+		{"max_interval: 0.02s", "max_interval: 20s"},
 	}, changes)...))
 }
 

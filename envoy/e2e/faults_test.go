@@ -1,0 +1,331 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"weir/server/servertest"
+	"weir/store/storetest"
+)
+
+// Samples of weir's metrics.
+const (
+	heldNow  = `weir_leases_held{domain="inference"}`
+	granted  = `weir_leases_granted_total{domain="inference"}`
+	released = `weir_leases_released_total{domain="inference",result="RELEASED"}`
+	notHeld  = `weir_leases_released_total{domain="inference",result="NOT_HELD"}`
+	expired  = `weir_leases_expired_total{domain="inference"}`
+	broken   = `weir_access_logs_broken_total`
+	renewals = `weir_access_log_entries_total{domain="inference",kind="renewal"}`
+	ends     = `weir_access_log_entries_total{domain="inference",kind="end"}`
+)
+
+// eventually waits until a sample has a value.
+func (s *stack) eventually(t *testing.T, sample string, want int) {
+	t.Helper()
+	got := 0
+	defer func() {
+		if t.Failed() {
+			t.Logf("%s is %d, want %d", sample, got, want)
+		}
+	}()
+	storetest.Eventually(t, fmt.Sprintf("%s is %d", sample, want), func() bool {
+		got, _ = sampleOf(t, s.weirs[0], sample) // it is not there while the store is away
+		return got == want
+	})
+}
+
+// wantFree checks how many more of an account's requests find a slot.
+func (s *stack) wantFree(t *testing.T, account string, want int) {
+	t.Helper()
+	var all []held
+	for range want {
+		all = append(all, s.hold(t, account))
+	}
+	if a := s.get(t, account, "/ok"); a.code != http.StatusTooManyRequests {
+		t.Errorf("%q has more than %d free slots", account, want)
+	}
+	for _, h := range all {
+		h.end(t, s)
+	}
+}
+
+// lonely is an address of loopback that nobody else has: a service that is restarted
+// there finds its port free, which connections from 127.0.0.1 might have taken.
+func lonely() string {
+	n := lonelies.Add(1)
+	pid := os.Getpid()
+	return fmt.Sprintf("127.%d.%d.%d", 1+pid>>8%254, pid%256, 1+n%254)
+}
+
+var lonelies atomic.Int32
+
+// An operator drains an Envoy before it ends: nothing is left to expire.
+func TestADrainedEnvoyLeavesNothing(t *testing.T) {
+	t.Parallel()
+	s := start(t, onRedis(storetest.StartRedis(t, storetest.AnyRedis(t))))
+	var all []held
+	for range 3 {
+		all = append(all, s.hold(t, "alice"))
+	}
+	r, err := http.Post(s.envoy.admin+"/drain_listeners?graceful", "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = r.Body.Close()
+	for _, h := range all {
+		close(h.visit.leave)
+		r := <-h.ended
+		if r.err != nil {
+			t.Fatal(r.err)
+		}
+		r.want(t, http.StatusOK)
+	}
+	storetest.Eventually(t, "no request is under way", func() bool { return s.envoy.counter(t, "http.ingress.downstream_rq_active") == 0 })
+	s.envoy.end(t, syscall.SIGTERM)
+	s.eventually(t, heldNow, 0)
+	if g, r, e := s.metric(t, granted), s.metric(t, released), s.metric(t, expired); g != 3 || r != 3 || e != 0 {
+		t.Errorf("%d leases granted, %d released, %d expired, want 3, 3, 0", g, r, e)
+	}
+}
+
+// An Envoy that dies tells nobody. Its access log breaks, which is counted, and its
+// slots are free when their leases expire.
+func TestTheSlotsOfAnEnvoyThatDiesExpire(t *testing.T) {
+	t.Parallel()
+	s := start(t, onRedis(storetest.StartRedis(t, storetest.AnyRedis(t))))
+	s.get(t, "brief", "/ok").want(t, http.StatusOK)
+	s.eventually(t, ends, 1) // the access log is open
+	var all []held
+	for range 3 {
+		all = append(all, s.hold(t, "brief"))
+	}
+	if got := s.metric(t, broken); got != 0 {
+		t.Errorf("%d access logs are broken, want 0", got)
+	}
+	s.envoy.end(t, syscall.SIGKILL)
+	for _, h := range all {
+		if r := <-h.ended; r.err == nil {
+			t.Error("an Envoy that is dead has answered")
+		}
+	}
+	storetest.Eventually(t, "the broken access log is counted", func() bool { return s.metric(t, broken) >= 1 })
+	s.eventually(t, heldNow, 0)
+	s.envoy = s.front(t)
+	s.wantFree(t, "brief", 3)
+	if got := s.metric(t, expired); got != 3 {
+		t.Errorf("%d leases expired, want 3", got)
+	}
+}
+
+// A stream may be longer than its lease, as long as its Envoy lives.
+func TestHeartbeatsKeepALease(t *testing.T) {
+	t.Parallel()
+	s := start(t, onRedis(storetest.StartRedis(t, storetest.AnyRedis(t))),
+		change{"access_log_flush_interval: 30s", "access_log_flush_interval: 0.1s"})
+	h := s.hold(t, "brief")
+	storetest.Eventually(t, "the stream has lived for longer than its lease of 2 s", func() bool {
+		got, _ := sampleOf(t, s.weir, renewals)
+		return got >= 30
+	})
+	if got := s.metric(t, heldNow); got != 1 {
+		t.Errorf("%d leases are held, want 1", got)
+	}
+	s.wantFree(t, "brief", 2)
+	h.end(t, s)
+	s.eventually(t, heldNow, 0)
+
+	h = s.hold(t, "brief")
+	s.envoy.end(t, syscall.SIGKILL)
+	<-h.ended
+	s.eventually(t, heldNow, 0)
+	s.envoy = s.front(t)
+	s.wantFree(t, "brief", 3)
+	if got := s.metric(t, expired); got != 1 {
+		t.Errorf("%d leases expired, want that of the Envoy that died", got)
+	}
+}
+
+// pair runs a stack of two replicas that share a Redis, and can be restarted.
+func pair(t *testing.T, r *storetest.Redis) (s *stack, restart func(i int)) {
+	t.Helper()
+	flags := func(address string) []string { return append(onRedis(r), "--grpc-listen", address) }
+	s = startReplicas(t, "testdata/policy.yaml", [][]string{flags(lonely() + ":0"), flags(lonely() + ":0")})
+	return s, func(i int) { s.weirs[i] = startWeir(t, "testdata/policy.yaml", flags(s.weirs[i].GRPC)...) }
+}
+
+func stop(t *testing.T, w *servertest.Process) {
+	t.Helper()
+	w.Terminate(t)
+	if code := w.Wait(t); code != 0 {
+		t.Errorf("weir ended with %d, want 0", code)
+	}
+}
+
+// While one replica is restarted the other decides; no slot is lost, and none given
+// twice.
+func TestReplicasAreRestartedOneAfterTheOther(t *testing.T) {
+	t.Parallel()
+	s, restart := pair(t, storetest.StartRedis(t, storetest.AnyRedis(t)))
+	var all []held
+	for range 3 {
+		all = append(all, s.hold(t, "alice"))
+	}
+	for i := range 2 {
+		both := s.weirs
+		stop(t, both[i])
+		s.weirs = []*servertest.Process{both[1-i]}
+		for range 20 {
+			s.get(t, "bob", "/ok").want(t, http.StatusOK)
+			s.get(t, "alice", "/ok").wantRefused(t, http.StatusTooManyRequests, "lane")
+		}
+		all[i].end(t, s)
+		all[i] = s.hold(t, "alice")
+		s.weirs = both
+		restart(i)
+	}
+	for _, h := range all {
+		h.end(t, s)
+	}
+	s.eventually(t, heldNow, 0)
+	if got := s.total(t, expired); got != 0 {
+		t.Errorf("%d leases expired, want 0", got)
+	}
+	if got := s.envoy.counters(t)["failure_mode_allowed"]; got != 0 {
+		t.Errorf("%d requests passed unasked, want 0", got)
+	}
+}
+
+// While there is no weir requests pass. The release of what ends meanwhile is tried
+// again until there is one.
+func TestAReleaseWaitsForWeir(t *testing.T) {
+	t.Parallel()
+	s, restart := pair(t, storetest.StartRedis(t, storetest.AnyRedis(t)))
+	h := s.hold(t, "alice")
+	for _, w := range s.weirs {
+		stop(t, w)
+	}
+	s.get(t, "alice", "/ok").want(t, http.StatusOK)
+	close(h.visit.leave)
+	if r := <-h.ended; r.err != nil || r.code != http.StatusOK {
+		t.Errorf("%+v", r)
+	}
+	// For some seconds: as long as a restart takes.
+	storetest.Eventually(t, "a release is tried again", func() bool { return s.envoy.counter(t, "cluster.weir_release.upstream_rq_retry") > 12 })
+	restart(0)
+	restart(1)
+	s.eventually(t, heldNow, 0)
+	if got := s.total(t, released); got != 1 {
+		t.Errorf("%d leases released, want 1", got)
+	}
+	s.wantFree(t, "alice", 3)
+}
+
+// Redis comes back empty: nothing is held, and what began before frees nobody's slot.
+func TestAnEmptyRedisHoldsNothing(t *testing.T) {
+	t.Parallel()
+	r := storetest.StartRedis(t, storetest.AnyRedis(t))
+	s := start(t, onRedis(r))
+	var old, young []held
+	for range 3 {
+		old = append(old, s.hold(t, "alice"))
+	}
+	r.Kill()
+	r.Start(t)
+	s.eventually(t, heldNow, 0)
+	for range 2 {
+		young = append(young, s.hold(t, "alice"))
+	}
+	for _, h := range old {
+		close(h.visit.leave)
+		<-h.ended
+	}
+	storetest.Eventually(t, "the old ones are released, in vain", func() bool { return s.metric(t, notHeld) >= 3 })
+	if got := s.metric(t, heldNow); got != 2 {
+		t.Errorf("%d leases are held, want 2", got)
+	}
+	s.wantFree(t, "alice", 1)
+	for _, h := range young {
+		h.end(t, s)
+	}
+	s.eventually(t, heldNow, 0)
+}
+
+// Either way of release is enough.
+func TestOneWayOfReleaseSuffices(t *testing.T) {
+	t.Parallel()
+	nowhere := cluster("nowhere", "- endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 1}}}")
+	for name, to := range map[string]change{
+		"release":    {"                grpc_service: {envoy_grpc: {cluster_name: weir_release}}\n", "                grpc_service: {envoy_grpc: {cluster_name: nowhere}}\n"},
+		"access log": {"                  envoy_grpc: {cluster_name: weir_release}\n", "                  envoy_grpc: {cluster_name: nowhere}\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := start(t, onRedis(storetest.StartRedis(t, storetest.AnyRedis(t))), append(slices.Clone(upstreamRoutes), nowhere, to)...)
+			endAll(t, s, []ending{
+				{"200", status("/ok", 200), 1, 1},
+				{"the upstream closes", status("/panic", 503), 1, 1},
+				{"the client leaves before the answer", leaves("/hold"), 1, 1},
+				{"the client leaves within the answer", leaves("/drip"), 1, 1},
+				{"the route's time-out", status("/timeout", 504), 1, 1},
+				{"no connection to the upstream", status("/dead", 503), 1, 0},
+				{"a WebSocket", webSocket, 1, 1},
+			})
+		})
+	}
+}
+
+// Envoy asks for a release again if weir is slow to answer: Redis was, and does both
+// when it can.
+func TestAReleaseThatComesTwiceFreesOneSlot(t *testing.T) {
+	t.Parallel()
+	r := storetest.StartRedis(t, storetest.AnyRedis(t))
+	s := start(t, onRedis(r))
+	h, other := s.hold(t, "alice"), s.hold(t, "alice")
+	signal(t, r, syscall.SIGSTOP)
+	close(h.visit.leave)
+	answer := <-h.ended
+	storetest.Eventually(t, "Envoy asks again", func() bool { return s.envoy.counter(t, "cluster.weir_release.upstream_rq_retry") > 0 })
+	signal(t, r, syscall.SIGCONT)
+	if answer.err != nil {
+		t.Error(answer.err)
+	}
+	s.eventually(t, heldNow, 1)
+	storetest.Eventually(t, "it is released again, in vain", func() bool { return s.metric(t, notHeld) >= 1 })
+	// A release that took longer than weir waits for it is an error, and has been done.
+	late, _ := sampleOf(t, s.weir, `weir_store_errors_total{op="release",reason="store_timeout"}`)
+	if got := s.metric(t, released); got > 1 || got+late < 1 {
+		t.Errorf("%d leases released, and of %d it is not known; want 1", got, late)
+	}
+	s.wantFree(t, "alice", 2)
+	other.end(t, s)
+	s.eventually(t, heldNow, 0)
+}
+
+// Envoy does not wait for weir. What weir grants all the same is given back.
+func TestAnAnswerThatCameTooLateLeavesNothing(t *testing.T) {
+	t.Parallel()
+	s := start(t, onRedis(storetest.StartRedis(t, storetest.AnyRedis(t))))
+	s.envoy = s.front(t, change{"timeout: 20s", "timeout: 0.02s"}, change{"max_interval: 20s", "max_interval: 0.02s"})
+	s.get(t, "alice", "/ok").want(t, http.StatusOK)
+	for range 10 {
+		s.weir.Signal(t, syscall.SIGSTOP)
+		s.get(t, "alice", "/ok").want(t, http.StatusOK)
+		s.weir.Signal(t, syscall.SIGCONT)
+	}
+	if got := s.envoy.counters(t)["failure_mode_allowed"]; got < 10 {
+		t.Errorf("%d requests passed unasked, want 10", got)
+	}
+	storetest.Eventually(t, "every lease is released", func() bool {
+		return s.metric(t, heldNow) == 0 && s.metric(t, granted) == s.metric(t, released)
+	})
+	s.wantFree(t, "carol", 3)
+	if got := s.metric(t, expired); got != 0 {
+		t.Errorf("%d leases expired, want 0", got)
+	}
+}
