@@ -298,7 +298,14 @@ func (s *stack) freeAtOnce(t *testing.T) {
 	}
 }
 
+// idle waits until nothing is held: Envoy releases beside the answer.
+func (s *stack) idle(t *testing.T) {
+	t.Helper()
+	storetest.Eventually(t, "nothing is held", func() bool { return s.metric(t, `weir_leases_held{domain="inference"}`) == 0 })
+}
+
 func (s *stack) fullLane(t *testing.T) {
+	s.idle(t)
 	const account = "alice"
 	var all []held
 	for range 3 {
@@ -320,6 +327,7 @@ func (s *stack) fullLane(t *testing.T) {
 }
 
 func (s *stack) fullPool(t *testing.T) {
+	s.idle(t)
 	const account = "carol"
 	var all []held
 	for _, a := range []string{account, account, account, "", ""} {
@@ -342,13 +350,16 @@ func (s *stack) fullPool(t *testing.T) {
 
 func (s *stack) emptyBucket(t *testing.T) {
 	const policies = `"bucket";q=2;w=120, "images";q=5;qu="concurrent-requests"`
+	s.idle(t)
 	begin := time.Now()
 	s.get(t, "bucket", "/ok").want(t, http.StatusOK,
 		"x-ratelimit-limit", `2, 2;w=120;name="bucket"`, "x-ratelimit-remaining", "1", "x-ratelimit-reset", "60",
 		"ratelimit", `"bucket";r=1;t=60, "images";r=4`, "ratelimit-policy", policies,
 		"retry-after", "", "x-envoy-ratelimited", "")
+	s.idle(t)
 	s.get(t, "bucket", "/ok").want(t, http.StatusOK,
 		"x-ratelimit-limit", `2, 2;w=120;name="bucket"`, "x-ratelimit-remaining", "0", "retry-after", "")
+	s.idle(t)
 	a := s.get(t, "bucket", "/ok")
 	millis := a.wantRefused(t, http.StatusTooManyRequests, "bucket")
 	// A token comes a minute after the first was taken.
@@ -365,7 +376,9 @@ func (s *stack) emptyBucket(t *testing.T) {
 }
 
 func (s *stack) shadow(t *testing.T) {
+	s.idle(t)
 	passes := s.get(t, "shadow", "/ok/shadow/1")
+	s.idle(t)
 	refuses := s.get(t, "shadow", "/ok/shadow/2")
 	for _, a := range []answer{passes, refuses} {
 		a.want(t, http.StatusOK, "x-ratelimit-limit", "5", "x-ratelimit-remaining", "4", "retry-after", "")
@@ -421,7 +434,7 @@ func (s *stack) orderedRetries(t *testing.T) {
 }
 
 func (s *stack) nothingLeft(t *testing.T) {
-	storetest.Eventually(t, "no lease is held", func() bool { return s.metric(t, `weir_leases_held{domain="inference"}`) == 0 })
+	s.idle(t)
 	granted := s.metric(t, `weir_leases_granted_total{domain="inference"}`)
 	released := s.metric(t, `weir_leases_released_total{domain="inference",result="RELEASED"}`)
 	if granted == 0 || granted != released {
