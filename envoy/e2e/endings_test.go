@@ -257,31 +257,3 @@ func webSocket(t *testing.T, s *stack, account string) {
 		t.Errorf("%d leases are held while the socket is open, want 1", got)
 	}
 }
-
-// An Envoy that is to end is drained first, as docs/envoy.md says.
-func TestADrainedEnvoyLeavesNothing(t *testing.T) {
-	t.Parallel()
-	s := start(t, nil)
-	var all []held
-	for range 3 {
-		all = append(all, s.hold(t, "alice"))
-	}
-	r, err := http.Post(s.envoy.admin+"/drain_listeners?graceful", "", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_ = r.Body.Close()
-	s.get(t, "bob", "/ok").want(t, http.StatusOK) // who comes meanwhile is served
-	for _, h := range all {
-		close(h.visit.leave)
-		if r := <-h.ended; r.err != nil || r.code != http.StatusOK {
-			t.Fatalf("answered %d, %v", r.code, r.err)
-		}
-	}
-	storetest.Eventually(t, "no request is under way", func() bool { return s.envoy.counter(t, "http.ingress.downstream_rq_active") == 0 })
-	s.envoy.end(t, syscall.SIGTERM)
-	storetest.Eventually(t, "no lease is held", func() bool { return s.metric(t, `weir_leases_held{domain="inference"}`) == 0 })
-	if got := s.metric(t, `weir_leases_expired_total{domain="inference"}`); got != 0 {
-		t.Errorf("%d leases ended by expiry, want 0", got)
-	}
-}
