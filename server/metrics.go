@@ -52,7 +52,7 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 		storeErrors: counter("weir_store_errors_total", "Calls of the store that failed.", "op", "reason"),
 		granted:     counter("weir_leases_granted_total", "Leases granted by this replica.", "domain"),
 		released:    counter("weir_leases_released_total", "Releases that this replica answered, by result: RELEASED, LINGERING (some of its slots stay taken for a while), NOT_HELD, EXPIRED.", "domain", "result"),
-		expired:     counter("weir_leases_expired_total", "Leases that ended by expiry: nobody released them. Each is counted by one replica.", "domain"),
+		expired:     counter("weir_leases_expired_total", "Leases that ended by expiry: nobody released them, or they lingered. Each is counted by one replica.", "domain"),
 		givenBack:   counter("weir_leases_given_back_total", "Leases whose caller had gone before it was told: they are released at once.", "domain"),
 		misuse:      counter("weir_misuse_total", "Requests that ask for what weir does not do: negative_hits_on_concurrency frees no slot.", "domain", "reason"),
 	}

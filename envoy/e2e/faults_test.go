@@ -316,7 +316,7 @@ func TestAnAnswerThatCameTooLateLeavesNothing(t *testing.T) {
 	s.envoy = s.front(t, change{"timeout: 20s", "timeout: 0.02s"}, change{"max_interval: 20s", "max_interval: 0.02s"})
 	s.get(t, "alice", "/ok").want(t, http.StatusOK)
 	for range 10 {
-		s.weir.Signal(t, syscall.SIGSTOP)
+		s.weir.Pause(t)
 		s.get(t, "alice", "/ok").want(t, http.StatusOK)
 		s.weir.Signal(t, syscall.SIGCONT)
 	}

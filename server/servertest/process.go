@@ -153,6 +153,27 @@ func (p *Process) Signal(t testing.TB, signal syscall.Signal) {
 	}
 }
 
+// Pause stops the process until SIGCONT, and waits until every thread of it stands: a
+// signal takes effect later than it is sent.
+func (p *Process) Pause(t testing.TB) {
+	t.Helper()
+	p.Signal(t, syscall.SIGSTOP)
+	storetest.Eventually(t, "weir stands", func() bool {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
+		if err != nil {
+			return false
+		}
+		for _, task := range tasks { // none where there is no such folder
+			stat, err := os.ReadFile(task)
+			// The state stands behind the name, which is in parentheses.
+			if i := bytes.LastIndexByte(stat, ')'); err == nil && !bytes.HasPrefix(stat[i+1:], []byte(" T")) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // Wait returns the exit code when the process has ended.
 func (p *Process) Wait(t testing.TB) int {
 	t.Helper()
