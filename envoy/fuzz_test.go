@@ -33,7 +33,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte{2, 0, 7, 1, 3, 8, 9, 1, 2, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m := new(rls.RateLimitRequest)
-		if proto.Unmarshal(data, m) == nil {
+		if UnmarshalRequest(data, m) == nil {
 			testDecode(t, m)
 		}
 		testDecode(t, madeUp(data))

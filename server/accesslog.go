@@ -24,14 +24,12 @@ type accessLog struct {
 // ever answered.
 func (s accessLog) StreamAccessLogs(stream als.AccessLogService_StreamAccessLogsServer) error {
 	messages := make(chan *als.StreamAccessLogsMessage)
-	closed := make(chan struct{})
+	ended := make(chan error, 1)
 	go func() { // until the stream has ended, which it does with this handler
 		for {
 			m, err := stream.Recv()
 			if err != nil {
-				if errors.Is(err, io.EOF) {
-					close(closed)
-				}
+				ended <- err
 				return
 			}
 			select {
@@ -42,6 +40,7 @@ func (s accessLog) StreamAccessLogs(stream als.AccessLogService_StreamAccessLogs
 		}
 	}()
 	var who *als.StreamAccessLogsMessage_Identifier // in the first message
+	var wrong error                                 // with the log
 	for {
 		select {
 		case m := <-messages:
@@ -50,8 +49,11 @@ func (s accessLog) StreamAccessLogs(stream als.AccessLogService_StreamAccessLogs
 			}
 			s.read(stream.Context(), who.GetLogName(), m)
 			continue
-		case <-closed:
-			return nil
+		case err := <-ended:
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			wrong = err
 		case <-stream.Context().Done():
 		}
 		if !s.draining.Load() {
@@ -60,7 +62,7 @@ func (s accessLog) StreamAccessLogs(stream als.AccessLogService_StreamAccessLogs
 			s.log.InfoContext(stream.Context(), "an access log ended without a word: if its Envoy has died, its leases wait for their expiry",
 				"node", who.GetNode().GetId(), "domain", label(s.policies(), who.GetLogName()))
 		}
-		return nil
+		return wrong
 	}
 }
 

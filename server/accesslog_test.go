@@ -8,6 +8,9 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	logpb "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"weir/store/storetest"
@@ -148,4 +151,22 @@ func TestAnAccessLogThatEndsWithoutAWordIsCounted(t *testing.T) {
 	storetest.Eventually(t, "the entry is read", func() bool { return s.metric(t, `weir_access_log_entries_total{domain="d",kind="ignored"}`) == 1 })
 	l.cut()
 	storetest.Eventually(t, "it is counted", func() bool { return s.metric(t, "weir_access_logs_broken_total") == 1 })
+}
+
+func TestAnAccessLogThatIsNoneEndsWithAnErrorAndIsCounted(t *testing.T) {
+	s := serve(t, logPolicy)
+	stream, err := s.conn.NewStream(storetest.Context(t), &grpc.StreamDesc{ClientStreams: true}, als.AccessLogService_StreamAccessLogs_FullMethodName, grpc.ForceCodec(raw{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	garbage := []byte("\xff\xff")
+	if err := stream.SendMsg(&garbage); err != nil {
+		t.Fatal(err)
+	}
+	if got := status.Code(stream.RecvMsg(&garbage)); got != codes.InvalidArgument {
+		t.Errorf("the log ended with %v, want INVALID_ARGUMENT", got)
+	}
+	if got := s.metric(t, "weir_access_logs_broken_total"); got != 1 {
+		t.Errorf("%v access logs are broken, want 1", got)
+	}
 }

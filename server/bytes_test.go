@@ -27,14 +27,18 @@ func TestBytesThatAreNoMessageAreInvalid(t *testing.T) {
 		b = protowire.AppendString(b, domain)
 		return append(b, nested(nested(entry(key, value), 1), 2)...)
 	}
-	good := message("d", "a", "1")
+	good, bad := message("d", "a", "1"), message("d", "a", "\xff\xfe")
 	for _, test := range []struct {
 		name   string
 		method string
 		bytes  []byte
 		want   string
 	}{
-		{"a value that is no UTF-8", shouldRateLimit, message("d", "a", "\xff\xfe"), "InvalidArgument"},
+		{"a value that is no UTF-8", shouldRateLimit, message("d", "a", "\xff\xfe"), "OK [OK 4]"},
+		{"the same once more", shouldRateLimit, message("d", "a", "\xff\xfe"), "OK [OK 3]"},
+		{"another", shouldRateLimit, message("d", "a", "\xff\xff"), "OK [OK 4]"},
+		{"text as long", shouldRateLimit, message("d", "a", "??"), "OK [OK 4]"},
+		{"a message that is cut off in such a value", shouldRateLimit, bad[:len(bad)-1], "InvalidArgument"},
 		{"a key that is no UTF-8", shouldRateLimit, message("d", "a\x80", "1"), "InvalidArgument"},
 		{"a domain that is no UTF-8", shouldRateLimit, message("d\xc3", "a", "1"), "InvalidArgument"},
 		{"a message that is cut off", shouldRateLimit, good[:len(good)-1], "InvalidArgument"},

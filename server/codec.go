@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 
+	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
@@ -16,38 +18,59 @@ import (
 )
 
 // tolerant registers services whose messages may be broken in transit or by a
-// caller: a message that cannot be decoded (say, for its UTF-8) is
-// INVALID_ARGUMENT. grpc-go has sent its INTERNAL before a handler sees the error,
-// so the bytes are taken as they are and decoded here. Its server must use
-// [wire].
+// caller: a message that cannot be decoded is INVALID_ARGUMENT. grpc-go has sent its
+// INTERNAL before a handler sees the error, so the bytes are taken as they are and
+// decoded here. Its server must use [wire].
 type tolerant struct{ grpc.ServiceRegistrar }
 
 func (r tolerant) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	own := *desc
 	own.Methods = slices.Clone(desc.Methods)
 	for i, m := range own.Methods {
-		own.Methods[i].Handler = func(srv any, ctx context.Context, receive func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
-			return m.Handler(srv, ctx, func(into any) error {
-				var b received
-				if err := receive(&b); err != nil {
-					return err
-				}
-				defer b.Free()
-				if err := countFields(b.ReadOnlyData()); err != nil {
-					return toStatus(err)
-				}
-				message, ok := into.(proto.Message)
-				if !ok {
-					return status.Errorf(codes.Internal, "%T is no protobuf", into) // generated code has no such
-				}
-				if err := proto.Unmarshal(b.ReadOnlyData(), message); err != nil {
-					return toStatus(badRequestf("the message cannot be decoded: it is no valid protobuf, or a text in it is no valid UTF-8"))
-				}
-				return nil
-			}, interceptor)
+		own.Methods[i].Handler = func(srv any, ctx context.Context, next func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+			return m.Handler(srv, ctx, func(into any) error { return receive(next, into) }, interceptor)
+		}
+	}
+	own.Streams = slices.Clone(desc.Streams)
+	for i, s := range own.Streams {
+		own.Streams[i].Handler = func(srv any, stream grpc.ServerStream) error {
+			return s.Handler(srv, tolerantStream{stream})
 		}
 	}
 	r.ServiceRegistrar.RegisterService(&own, impl)
+}
+
+type tolerantStream struct{ grpc.ServerStream }
+
+// RecvMsg implements [grpc.ServerStream].
+func (s tolerantStream) RecvMsg(into any) error { return receive(s.ServerStream.RecvMsg, into) }
+
+// receive reads the next message into one of a service's types.
+func receive(next func(any) error, into any) error {
+	var b received
+	if err := next(&b); err != nil {
+		return err
+	}
+	defer b.Free()
+	message := b.ReadOnlyData()
+	if err := countFields(message); err != nil {
+		return toStatus(err)
+	}
+	var err error
+	switch m := into.(type) {
+	case *rls.RateLimitRequest:
+		err = envoy.UnmarshalRequest(message, m)
+	case *als.StreamAccessLogsMessage:
+		err = envoy.UnmarshalLog(message, m)
+	case proto.Message:
+		err = proto.Unmarshal(message, m)
+	default:
+		return status.Errorf(codes.Internal, "%T is no protobuf", into) // generated code has no such
+	}
+	if err != nil {
+		return toStatus(badRequestf("the message cannot be decoded: it is no valid protobuf, or a text in it is no valid UTF-8"))
+	}
+	return nil
 }
 
 // What a message may hold: a little above 1,024 descriptors, or 1,000 leases, and

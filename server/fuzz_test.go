@@ -108,7 +108,7 @@ func (s *service) expectRightAnswer(t *testing.T, message []byte) {
 // wrong says what does not fit together in an answer.
 func wrong(message []byte, r *rls.RateLimitResponse) string {
 	m := &rls.RateLimitRequest{}
-	if err := proto.Unmarshal(message, m); err != nil {
+	if err := envoy.UnmarshalRequest(message, m); err != nil {
 		return fmt.Sprintf("an answer to bytes that are no message (%v)", err)
 	}
 	if m.GetDomain() == "" || len(m.GetDescriptors()) == 0 || len(m.GetDescriptors()) > envoy.MaxDescriptors {

@@ -53,7 +53,7 @@ func (s *Server) GRPC() *grpc.Server {
 	services := tolerant{g}
 	rls.RegisterRateLimitServiceServer(services, rateLimit{Server: s})
 	weirv1.RegisterLeaseServiceServer(services, leases{Server: s})
-	als.RegisterAccessLogServiceServer(g, accessLog{Server: s})
+	als.RegisterAccessLogServiceServer(services, accessLog{Server: s})
 	healthpb.RegisterHealthServer(g, s.health)
 	reflection.Register(g)
 	return g

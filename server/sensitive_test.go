@@ -1,6 +1,7 @@
 package server_test
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -127,13 +128,15 @@ func TestNobodySeesASensitiveValue(t *testing.T) {
 		everyWay(secret)
 	}
 	everyWay(marker + "-written") // the one of the policy
-	invalid, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{entry("api_key", marker)}})
+	plain, err := proto.Marshal(&rls.RateLimitRequest{Domain: "d", Descriptors: []*ratelimit.RateLimitDescriptor{entry("api_key", marker)}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	invalid[len(invalid)-1] = 0xff // no UTF-8
-	m, err := send(storetest.Context(t), r.conn, shouldRateLimit, invalid)
-	s.add(m, err)
+	// No UTF-8: a value that is decided all the same, and a key that is not.
+	for _, invalid := range [][]byte{append(bytes.Clone(plain[:len(plain)-1]), 0xff), bytes.ReplaceAll(plain, []byte("api_key"), []byte("api\xffkey"))} {
+		m, err := send(storetest.Context(t), r.conn, shouldRateLimit, invalid)
+		s.add(m, err)
+	}
 
 	// Somebody else's values under the keys: WRONGTYPE, which is logged.
 	look := func() {
