@@ -215,18 +215,20 @@ func (r *reserved) usage(d *ratelimit.RateLimitDescriptor, own []limit.Entry) er
 }
 
 // endedEarly reports whether a stream with this outcome, which is Envoy's
-// response_code_details, may have ended before its upstream did: the client left, Envoy
-// closed its connection, or Envoy's patience was over.
+// response_code_details, may have ended before its upstream did: the client left or
+// broke the rules, Envoy closed its connection, or Envoy's patience was over.
 func endedEarly(outcome string) bool {
 	// Envoy's stream_info.h: "downstream_local_disconnect({})", with what closed it.
 	outcome, _, _ = strings.Cut(outcome, "(")
 	switch outcome {
-	case "downstream_remote_disconnect", "downstream_local_disconnect", "http2.remote_reset", "http2.remote_refuse",
+	case "downstream_remote_disconnect", "downstream_local_disconnect",
 		"response_timeout", "stream_idle_timeout", "max_duration_timeout", "request_overall_timeout",
 		"upstream_per_try_timeout", "upstream_per_try_idle_timeout", "upstream_max_stream_duration_reached":
 		return true
 	}
-	return false
+	// What Envoy's codec of the client's side says: the client has reset its stream
+	// (http2.remote_reset), or what it sent was no HTTP any more (http1.codec_error).
+	return strings.HasPrefix(outcome, "http1.") || strings.HasPrefix(outcome, "http2.") || strings.HasPrefix(outcome, "http3.")
 }
 
 // override reads the limit that a descriptor brings along; nil for none.

@@ -251,6 +251,8 @@ func TestAStreamEndsEarlyByEnvoysWords(t *testing.T) {
 		"downstream_local_disconnect(filter_chain_is_being_removed)": true, // a drain's end
 		"downstream_local_disconnect(http2_ping_timeout)":            true,
 		"http2.remote_reset":                                         true,
+		"http1.codec_error":                                          true, // what its client sent was no HTTP any more
+		"http2.violation.of.messaging.rule":                          true,
 		"response_timeout":                                           true,
 		"stream_idle_timeout":                                        true,
 		"max_duration_timeout":                                       true,
