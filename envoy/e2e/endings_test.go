@@ -72,6 +72,7 @@ var endings = []ending{
 	{"the client leaves while Envoy waits to try again", leavesRetry, 1, 1, early},
 	{"the client leaves around the answer", leavesAround("/ok"), unknown, unknown, early},
 	{"the client leaves around a first part", leavesAround("/stream"), unknown, unknown, early},
+	{"the client leaves around an internal redirect", leavesAround("/redirect"), unknown, unknown, early},
 	{"the client leaves while weir decides", leavesDecision(http1), unknown, 0, early},
 	{"the client resets while weir decides", leavesDecision(http2), unknown, 0, early},
 

@@ -250,6 +250,7 @@ var soakEndings = map[string]func(c *soaker, t *testing.T, account string) int{
 	"left within":      byClient("drip", func(_ *soakVisit, _ *soaker, answered <-chan struct{}) { <-answered }),
 	"left some time":   byClient("ok", soon),
 	"left a stream":    byClient("stream", soon),
+	"left a redirect":  byClient("redirect", soon),
 	"left retries":     byClient("retry", soon),
 	"left an upload":   func(c *soaker, t *testing.T, account string) int { return c.raw(t, account, "upload", true) },
 	"WebSocket":        func(c *soaker, t *testing.T, account string) int { return c.raw(t, account, "socket", false) },
