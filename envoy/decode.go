@@ -228,7 +228,12 @@ func endedEarly(outcome string) bool {
 	}
 	// What Envoy's codec of the client's side says: the client has reset its stream
 	// (http2.remote_reset), or what it sent was no HTTP any more (http1.codec_error).
-	return strings.HasPrefix(outcome, "http1.") || strings.HasPrefix(outcome, "http2.") || strings.HasPrefix(outcome, "http3.")
+	for _, prefix := range []string{"http1.", "http2.", "http3.", "codec_error:"} {
+		if strings.HasPrefix(outcome, prefix) {
+			return true
+		}
+	}
+	return false
 }
 
 // override reads the limit that a descriptor brings along; nil for none.

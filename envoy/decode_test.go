@@ -253,6 +253,7 @@ func TestAStreamEndsEarlyByEnvoysWords(t *testing.T) {
 		"http2.remote_reset":                                         true,
 		"http1.codec_error":                                          true, // what its client sent was no HTTP any more
 		"http2.violation.of.messaging.rule":                          true,
+		"codec_error:The_user_callback_function_failed":              true, // a client of HTTP/2 that resets and vanishes
 		"response_timeout":                                           true,
 		"stream_idle_timeout":                                        true,
 		"max_duration_timeout":                                       true,
