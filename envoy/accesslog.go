@@ -1,6 +1,8 @@
 package envoy
 
 import (
+	"cmp"
+
 	logpb "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 
 	"weir/limit"
@@ -38,7 +40,7 @@ func DecodeLog(domain string, entry *logpb.HTTPAccessLogEntry) LogEntry {
 	default:
 		return LogEntry{}
 	}
-	early := EndedEarly(entry.GetResponse().GetResponseCodeDetails())
+	early := EndedEarly(cmp.Or(entry.GetResponse().GetResponseCodeDetails(), unknown))
 	stream := entry.GetRequest().GetRequestHeaders()[StreamHeader]
 	switch {
 	case lease != "":

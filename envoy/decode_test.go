@@ -339,3 +339,16 @@ func BenchmarkDecode(b *testing.B) {
 		})
 	}
 }
+
+// Envoy's words for endings; those of the end-to-end tests are a part of them.
+func TestAnEndingIsEarlyIfTheUpstreamMayStillWork(t *testing.T) {
+	for outcome, want := range map[string]bool{
+		"": false, "via_upstream": false, "upstream_reset_after_response_started{connection_termination}": false, "no_healthy_upstream": false, "internal_redirect": false,
+		"unknown": true, "downstream_local_disconnect(max_connection_duration)": true, "http1.codec_error": true, "http2.too_many_headers": true,
+		"http3.remote_reset": true, "codec_error:The_user_callback_function_failed": true, "overload manager reset": true, "upstream_max_stream_duration_reached": true,
+	} {
+		if got := EndedEarly(outcome); got != want {
+			t.Errorf("EndedEarly(%q) = %v, want %v", outcome, got, want)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"context"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -240,6 +241,32 @@ func stalls(t *testing.T, s *stack, account string) {
 	}
 }
 
+// breaks is a client of HTTP/2 that sends some frames, in hex, when the upstream has its
+// stream, which is the first.
+func breaks(frames string) func(*testing.T, *stack, string) {
+	return func(t *testing.T, s *stack, account string) {
+		t.Helper()
+		c := s.dial(t)
+		defer func() { _ = c.Close() }()
+		// SETTINGS; HEADERS: GET, http, and the path, authority and account as they are.
+		request := "\x82\x86\x04\x05/hold\x01\x01x\x00\x09x-account" + string(rune(len(account))) + account
+		_, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+"\x00\x00\x00\x04\x00\x00\x00\x00\x00"+
+			"\x00\x00"+string(rune(len(request)))+"\x01\x05\x00\x00\x00\x01"+request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-s.upstream.holding
+		b, err := hex.DecodeString(frames)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		s.eventually(t, heldNow, 0)
+	}
+}
+
 // A slot lingers if the upstream may still work. That is told by Envoy's words for how
 // a stream has ended.
 func TestASlotLingersIfTheStreamEndsEarly(t *testing.T) {
@@ -287,6 +314,22 @@ func TestASlotLingersIfTheStreamEndsEarly(t *testing.T) {
 		"the route's time-out":                status("/timeout", 504),
 		"the route's idle time-out":           status("/idle", 504),
 		"an upload that stalls":               stalls,
+		"HTTP/2 reset without an error":       breaks("000004030000000001" + "00000000"),
+		"HTTP/2 data of no stream":            breaks("00000100000000000078"),
+		"HTTP/2 an empty window update":       breaks("000004080000000001" + "00000000"),
+		"HTTP/2 too large a window":           breaks("000004080000000001" + "7fffffff"),
+		"HTTP/2 headers behind the end":       breaks("000005010500000001" + "0001410161"),
+		"HTTP/1 a bad chunk": func(t *testing.T, s *stack, account string) {
+			t.Helper()
+			c := s.dial(t)
+			defer func() { _ = c.Close() }()
+			if _, err := fmt.Fprintf(c, "POST /hold HTTP/1.1\r\nHost: x\r\nX-Account: %s\r\nTransfer-Encoding: chunked\r\n\r\n", account); err != nil {
+				t.Fatal(err)
+			}
+			close((<-s.upstream.holding).leave)
+			_, _ = io.WriteString(c, "zz\r\n")
+			_, _ = io.Copy(io.Discard, c)
+		},
 		"the longest stream": func(t *testing.T, s *stack, account string) {
 			if a, err := s.send(t.Context(), account, "/duration"); err == nil {
 				t.Errorf("got all of a response without an end: %+v", a)
