@@ -9,6 +9,7 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	logpb "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -206,4 +207,21 @@ func TestASlowReleaseHoldsUpNoRenewal(t *testing.T) {
 	storetest.Eventually(t, "all are read", func() bool {
 		return s.metric(t, `weir_access_log_entries_total{domain="d",kind="end"}`) == 120
 	})
+}
+
+// A sign of life that is read behind the stream's end, as when the log is late, does not
+// make its slots linger longer.
+func TestALateSignOfLifeDoesNotExtendALinger(t *testing.T) {
+	s := serve(t, logPolicy)
+	answer, err := s.envoy.ShouldRateLimit(t.Context(), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[weir.stream_id=s1][gpu=a]")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := answer.GetDynamicMetadata().GetFields()["lease_id"].GetStringValue()
+	script(t, s, "[weir.event=release,weir.lease_id="+id+",weir.outcome=downstream_remote_disconnect]", "OK [OK nil]")
+	l := logOf(t, s, "d")
+	l.send(entry(logpb.AccessLogType_DownstreamPeriodic, "", "", map[string]any{"lease_id": id}))
+	storetest.Eventually(t, "it is read", func() bool { return s.metric(t, `weir_access_log_entries_total{domain="d",kind="renewal"}`) == 1 })
+	s.clock.Advance(10 * time.Second) // the linger
+	script(t, s, "[gpu=a]", "OK [OK 0]")
 }
