@@ -260,11 +260,15 @@ func TestAStreamEndsEarlyByEnvoysWords(t *testing.T) {
 		"upstream_per_try_idle_timeout":                              true,
 		"upstream_max_stream_duration_reached":                       true,
 		"":                                                           false,
-		"unknown":                                                    false,
+		"unknown":                                                    true, // as of a reset with NO_ERROR
+		"http2.too_many_headers":                                     true,
+		"http3.remote_reset":                                         true,
+		"overload manager reset":                                     true,
+		"no_healthy_upstream":                                        false,
+		"internal_redirect":                                          false,
 		"via_upstream":                                               false,
 		"request_rate_limited":                                       false,
 		"upstream_reset_before_response_started{connection_termination}": false,
-		"downstream_local_disconnecting":                                 false,
 	} {
 		if got := endedEarly(outcome); got != want {
 			t.Errorf("endedEarly(%q) = %v, want %v", outcome, got, want)

@@ -150,6 +150,14 @@ type Freed struct {
 	Limit string // the limit's name
 }
 
+// Extension asks a store to extend a lease.
+type Extension struct {
+	Lease LeaseID
+	// OfStream: it is a stream's sign of life, and not its holder's word. It says nothing
+	// of work that lingers, and may come late.
+	OfStream bool
+}
+
 // Renewal is a store's answer to a renewal. The zero value means LOST: the lease
 // ended, expired, or is not known.
 type Renewal struct {

@@ -49,9 +49,9 @@ func match(set *policy.Set, r policy.Request) (policy.Match, error) {
 	return m, nil
 }
 
-// ask calls the store. The call does not end with the caller: its answer says
+// ask calls the store, for so long. The call does not end with the caller: its answer says
 // whether there is a lease to give back.
-func (s *Server) ask(ctx context.Context, domain, stream string, checks []limit.Check) limit.Decision {
+func (s *Server) ask(ctx context.Context, timeout time.Duration, domain, stream string, checks []limit.Check) limit.Decision {
 	if len(checks) == 0 {
 		return limit.Decision{Admitted: true}
 	}
@@ -61,7 +61,7 @@ func (s *Server) ask(ctx context.Context, domain, stream string, checks []limit.
 		_, _ = rand.Read(random[:]) // it never fails
 		r.Lease, r.Stream = limit.NewLeaseID(domain, random), stream
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.storeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
 	start := time.Now()
 	d, err := s.store.Decide(ctx, r)

@@ -245,7 +245,7 @@ func (s leases) renewOne(ctx context.Context, text string) *weirv1.RenewResult {
 		return &weirv1.RenewResult{Status: weirv1.RenewStatus_RENEW_STATUS_LOST}
 	}
 	start := time.Now()
-	n, err := s.store.Renew(ctx, id)
+	n, err := s.store.Renew(ctx, limit.Extension{Lease: id})
 	s.observe(ctx, "renew", start, err)
 	switch {
 	case err != nil:

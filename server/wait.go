@@ -19,17 +19,20 @@ type waits struct {
 
 	mu      sync.Mutex
 	waiting map[string][]chan struct{} // by the key of the full limit, first come, first
-	// lately says how many had come free when one of a key did, for a request that was
-	// refused just before. It forgets all at once, as of forgotten.
-	lately    map[string]uint64
+	// lately has of each key the slots that came free and woke nobody, the last few, by how
+	// many had come free then: each is for one request that was refused just before. It
+	// forgets all at once, as of forgotten.
+	lately    map[string][]uint64
 	forgotten uint64
 }
 
-// maxLately is how many keys lately has at most.
-const maxLately = 4096
+const (
+	maxLately = 4096 // keys in lately, at most
+	maxFreed  = 8    // slots of each
+)
 
 func newWaits(most time.Duration) *waits {
-	return &waits{most: most, waiting: make(map[string][]chan struct{}), lately: make(map[string]uint64)}
+	return &waits{most: most, waiting: make(map[string][]chan struct{}), lately: make(map[string][]uint64)}
 }
 
 // full returns the full limits for which a refused request may wait, and how long; none
@@ -78,11 +81,14 @@ func (w *waits) enter(full []limit.Check, since uint64) (woken chan struct{}, ok
 	}
 	woken = make(chan struct{}, 1)
 	for _, c := range full {
-		if w.forgotten > since || w.lately[c.Key] > since {
-			delete(w.lately, c.Key) // one release, one more ask
-			woken <- struct{}{}
-			return woken, true
+		slots := w.lately[c.Key]
+		if n := len(slots); n > 0 && slots[n-1] > since {
+			w.lately[c.Key] = slots[:n-1]
+		} else if w.forgotten <= since {
+			continue
 		}
+		woken <- struct{}{}
+		return woken, true
 	}
 	for _, c := range full {
 		w.waiting[c.Key] = append(w.waiting[c.Key], woken)
@@ -132,17 +138,19 @@ func (w *waits) wake(key string) {
 		clear(w.lately)
 		w.forgotten = freed
 	}
-	w.lately[key] = freed
+	slots := append(w.lately[key], freed)
+	w.lately[key] = slots[max(0, len(slots)-maxFreed):]
 }
 
 // askAndWait asks the store, and if nothing but slots is missing it waits for them: it
 // asks again whenever one came free here, and at the end for those that others gave
 // back. So a release costs one more ask, and a request that waits another. It waits
 // neither longer than the caller does, nor for a caller that has gone, and a slot for
-// which it was woken and that it does not take is the next one's.
+// which it was woken and that it does not take is the next one's. Without an answer of
+// the store to a later ask the refusal stays.
 func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream string, checks []limit.Check) (d limit.Decision) {
 	freed := s.waits.freed.Load()
-	d = s.ask(ctx, domain, stream, checks)
+	d = s.ask(ctx, s.storeTimeout, domain, stream, checks)
 	full, most := s.waits.full(checks, d)
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // and there must be time to ask
@@ -174,7 +182,15 @@ func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream
 		}
 		s.waits.leave(full, woken)
 		freed = s.waits.freed.Load()
-		d = s.ask(ctx, domain, stream, checks)
+		timeout := s.storeTimeout
+		if end, ok := ctx.Deadline(); ok { // the caller must hear of it, too
+			timeout = min(timeout, time.Until(end)*3/4)
+		}
+		again := s.ask(ctx, timeout, domain, stream, checks)
+		if again.Bypass != limit.NoBypass {
+			break // the store has refused it, and says nothing else in time
+		}
+		d = again
 		expired += d.Expired
 	}
 	for i, c := range checks {

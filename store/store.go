@@ -69,8 +69,9 @@ type Store interface {
 	Charge(ctx context.Context, u limit.Usage) ([]bool, error)
 
 	// Renew extends a live lease by its whole life from now on. It never revives
-	// one that ended, expired or was lost.
-	Renew(ctx context.Context, id limit.LeaseID) (limit.Renewal, error)
+	// one that ended, expired or was lost. To a stream's sign of life a lease that
+	// lingers is lost.
+	Renew(ctx context.Context, e limit.Extension) (limit.Renewal, error)
 
 	// Inspect tells how each check's limit stands for its subject, all at one
 	// instant of the store's clock; the hits of a check do not matter. It writes

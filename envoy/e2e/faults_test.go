@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"sync/atomic"
@@ -385,5 +387,37 @@ func TestAnAnswerThatCameTooLateLeavesNothing(t *testing.T) {
 	s.wantFree(t, "carol", 3)
 	if got := s.metric(t, expired); got != 0 {
 		t.Errorf("%d leases expired, want 0", got)
+	}
+}
+
+// A refused request costs weir one question, whatever headers its client invents.
+func TestARefusalCostsNoRelease(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	var all []held
+	for range 3 {
+		all = append(all, s.hold(t, "alice"))
+	}
+	const calls = "cluster.weir_release.upstream_rq_total"
+	before := s.envoy.counter(t, calls)
+	s.get(t, "alice", "/ok").wantRefused(t, http.StatusTooManyRequests, "lane")
+	for range 10 {
+		s.get(t, "alice", "/ok", "no-such-header", "x", "none", "x").wantRefused(t, http.StatusTooManyRequests, "lane")
+	}
+	c := s.dial(t)
+	defer func() { _ = c.Close() }()
+	if _, err := io.WriteString(c, "GET /ok HTTP/1.1\r\nHost: x\r\nX-Account: alice\r\n:none: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || r.StatusCode != http.StatusBadRequest {
+		t.Errorf("%v, %v, want 400", r, err)
+	}
+	for _, h := range all {
+		h.end(t, s)
+	}
+	s.eventually(t, heldNow, 0)
+	storetest.Eventually(t, "the three are released", func() bool { return s.envoy.counter(t, calls) >= before+3 })
+	if got := s.envoy.counter(t, calls) - before; got > 5 { // with the log of each worker
+		t.Errorf("%d calls, want the releases of three streams", got)
 	}
 }

@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"context"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -402,6 +403,32 @@ func pipelined(t *testing.T, s *stack, account string) {
 	_, in := s.say(t, account, head+strings.TrimSuffix(head, "X-Account: "+account+"\r\n\r\n"), "")
 	for range 2 {
 		_, _ = io.Copy(io.Discard, wantResponse(t, in, http.StatusOK).Body)
+	}
+}
+
+// breaks is a client of HTTP/2 that sends some frames, in hex, when the upstream has its
+// stream, which is the first.
+func breaks(frames string) func(*testing.T, *stack, string) {
+	return func(t *testing.T, s *stack, account string) {
+		t.Helper()
+		c := s.dial(t)
+		defer func() { _ = c.Close() }()
+		// SETTINGS; HEADERS: GET, http, and the path, authority and account as they are.
+		request := "\x82\x86\x04\x05/hold\x01\x01x\x00\x09x-account" + string(rune(len(account))) + account
+		if _, err := io.WriteString(c, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+"\x00\x00\x00\x04\x00\x00\x00\x00\x00"+
+			"\x00\x00"+string(rune(len(request)))+"\x01\x05\x00\x00\x00\x01"+request); err != nil {
+			t.Fatal(err)
+		}
+		<-s.upstream.holding
+		b, err := hex.DecodeString(frames)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.CloseWrite()
+		_, _ = io.Copy(io.Discard, c) // until Envoy has read all
 	}
 }
 

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"compress/gzip"
 	"context"
 	"fmt"
 	"io"
@@ -115,13 +116,17 @@ func (u *upstream) work(w http.ResponseWriter, r *http.Request) {
 	switch what {
 	case "json":
 		w.Header().Set("content-type", "application/json")
-		_, _ = fmt.Fprintf(w, `{"answer": "done", "usage": {"total_tokens": %s}}`, used)
+		to, end := packing(w, r)
+		_, _ = fmt.Fprintf(to, `{"answer": "done", "usage": {"total_tokens": %s}}`, used)
+		end()
 	case "sse": // the usage stands in the last event but one
 		w.Header().Set("content-type", "text/event-stream")
+		to, end := packing(w, r)
 		for _, data := range []string{`{"answer": "do", "usage": null}`, `{"answer": "ne"}`, `{"usage": {"total_tokens": ` + used + `}}`, "[DONE]"} {
-			_, _ = fmt.Fprintf(w, "data: %s\n\n", data)
+			_, _ = fmt.Fprintf(to, "data: %s\n\n", data)
 			_ = http.NewResponseController(w).Flush()
 		}
+		end()
 	case "ok":
 		_, _ = io.WriteString(w, "done")
 	case "stream": // the response begins long before its end
@@ -228,6 +233,17 @@ func (u *upstream) work(w http.ResponseWriter, r *http.Request) {
 	default:
 		http.NotFound(w, r)
 	}
+}
+
+// packing is where a response is written that is compressed for those who ask for it, as
+// Go's client does.
+func packing(w http.ResponseWriter, r *http.Request) (to io.Writer, end func()) {
+	if !strings.Contains(r.Header.Get("accept-encoding"), "gzip") {
+		return w, func() {}
+	}
+	w.Header().Set("content-encoding", "gzip")
+	z := gzip.NewWriter(w)
+	return z, func() { _ = z.Close() }
 }
 
 // of returns the visits of an account, in the order of their coming.

@@ -247,8 +247,12 @@ func (s *Store) Charge(ctx context.Context, u limit.Usage) ([]bool, error) {
 }
 
 // Renew implements [store.Store].
-func (s *Store) Renew(ctx context.Context, id limit.LeaseID) (limit.Renewal, error) {
-	reply, err := s.do(ctx, leaseCall(s.scripts.renew, id, s.clock()))
+func (s *Store) Renew(ctx context.Context, e limit.Extension) (limit.Renewal, error) {
+	c := leaseCall(s.scripts.renew, e.Lease, s.clock())
+	if e.OfStream {
+		c.args = append(c.args, "1")
+	}
+	reply, err := s.do(ctx, c)
 	if err != nil {
 		return limit.Renewal{}, fmt.Errorf("redis: renew: %w", err)
 	}
