@@ -215,7 +215,7 @@ func TestAnAdmissionTellsItsLeaseShadowsAndBypass(t *testing.T) {
 		{shadow(lane("s3", 1)), passed(0, 0)},
 	})
 	bypassed := plain
-	bypassed.d = limit.FailOpen(limit.Request{Checks: plain.m.Checks}, "timeout")
+	bypassed.d = limit.Decision{Admitted: true, Bypass: limit.ModeOpen, BypassReason: "timeout", Results: []limit.Result{{Passed: true, Bypass: limit.ModeOpen}}}
 	bypassed.judge()
 
 	for _, tt := range []struct {

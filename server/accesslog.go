@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"time"
 
 	logpb "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
@@ -79,9 +78,7 @@ func (s accessLog) read(ctx context.Context, domain string, m *als.StreamAccessL
 			_, _ = s.release(ctx, e.Ending) // counted; it comes by the release filter too, or expires
 		case e.Renew != "" && e.Renew.Domain() == domain:
 			kind = "renewal"
-			start := time.Now()
-			_, err := s.store.Renew(ctx, e.Renew)
-			s.observe(ctx, "renew", start, err)
+			_, _ = s.renew(ctx, e.Renew) // counted; the next sign of life comes soon
 		}
 		s.metrics.logEntries.WithLabelValues(label(s.policies(), domain), kind).Inc()
 	})

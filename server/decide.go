@@ -21,9 +21,9 @@ type decided struct {
 }
 
 // decide finds the limits that r meets, asks the store for all of them at once,
-// judges and counts. Without an answer the request is admitted, counted and
-// flagged: an error means that it asks for too much. Stream is the one that asks, or
-// "".
+// judges and counts. Without an answer the standby decides, by the failure modes of
+// the limits: an error means that the request asks for too much. Stream is the one that
+// asks, or "".
 func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, stream string) (decided, error) {
 	m, err := match(set, r)
 	if err != nil {
@@ -61,13 +61,18 @@ func (s *Server) ask(ctx context.Context, domain, stream string, checks []limit.
 		_, _ = rand.Read(random[:]) // it never fails
 		r.Lease, r.Stream = limit.NewLeaseID(domain, random), stream
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.storeTimeout)
-	defer cancel()
-	start := time.Now()
-	d, err := s.store.Decide(ctx, r)
-	s.observe(ctx, "decide", start, err)
+	var d limit.Decision
+	err := s.call(ctx, "decide", domain, func() (err error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.storeTimeout)
+		defer cancel()
+		d, err = s.store.Decide(ctx, r)
+		return err
+	})
 	if err != nil {
-		return limit.FailOpen(r, reason(err))
+		return s.standby.Decide(r, reason(err))
+	}
+	if d.Admitted {
+		s.standby.Follow(domain, checks, d.Lease)
 	}
 	return d
 }

@@ -35,7 +35,7 @@ func newWaits(most time.Duration) *waits {
 // full returns the full limits for which a refused request may wait, and how long; none
 // if anything but slots refused it.
 func (w *waits) full(checks []limit.Check, d limit.Decision) (full []limit.Check, wait time.Duration) {
-	if d.Admitted || d.StreamEnded || d.Bypass != limit.NoBypass {
+	if d.Admitted || d.StreamEnded || d.Bypass != limit.DefaultMode {
 		return nil, 0
 	}
 	for i, c := range checks {
