@@ -361,6 +361,16 @@ func TestARefusalTellsItsReasonWaitAndRemedy(t *testing.T) {
 				`"violated-policies":["nobody"],"retryable":false}`,
 		},
 		{
+			name:    "a limit that nobody can look up",
+			in:      decide([]decided{{lane("account", 3), limit.Result{RetryAfter: time.Second, Bypass: limit.ModeClosed}}}),
+			headers: headers("retry-after", "1", "content-type", "application/problem+json"),
+			metadata: fields("verdict", "refused", "reject_class", "pool", "reason", "store_unavailable", "limit", "account", "limits", []any{"account"},
+				"retry_after_ms", 1000, "estimated", true, "retryable", true),
+			body: `{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,` +
+				`"detail":"Limit \"account\" cannot be looked up at present; retry after about 1s, which is an estimate.",` +
+				`"retry_after_ms":1000,"violated-policies":["account"],"retryable":true}`,
+		},
+		{
 			name: "one name is listed once",
 			in: decide(
 				[]decided{{aBucket("a", 1), failed(0, time.Millisecond, time.Second)}, {lane("a", 1), failed(0, 0, 0)}},
