@@ -17,6 +17,7 @@ import (
 	"weir/envoy"
 	"weir/policy"
 	"weir/store"
+	"weir/store/standby"
 )
 
 // tellStreams is how long those who watch the health have to be told of the drain
@@ -29,6 +30,11 @@ type Options struct {
 	// StoreTimeout bounds each call of the store; 0 means 10 ms. It should be
 	// below the time that Envoy waits (20 ms by default).
 	StoreTimeout time.Duration
+	// Standby decides while the store cannot.
+	Standby standby.Options
+	// UnreadyWithoutStore makes the server say that it is not ready while the store is
+	// away, not only until it has been found.
+	UnreadyWithoutStore bool
 	// MaxWait is how long a request waits for a slot before it is refused, where its
 	// policy does not say; 0: it does not wait.
 	MaxWait    time.Duration
@@ -42,6 +48,9 @@ type Options struct {
 type Server struct {
 	store        store.Store
 	storeTimeout time.Duration
+	breakers     *breakers
+	standby      *standby.Standby
+	mustHave     bool // the store, to be ready
 	log          *slog.Logger
 	encode       envoy.Options
 	metrics      *metrics
@@ -71,6 +80,8 @@ func New(o Options) *Server {
 	s := &Server{
 		store:        o.Store,
 		storeTimeout: o.StoreTimeout,
+		standby:      standby.New(o.Standby),
+		mustHave:     o.UnreadyWithoutStore,
 		log:          o.Logger,
 		encode:       o.Encode,
 		holds:        newHolds(),
@@ -83,6 +94,7 @@ func New(o Options) *Server {
 	}
 	s.loaded.Store(&loaded{})
 	s.metrics = newMetrics(o.Registerer, s)
+	s.breakers = newBreakers(s.breakerChanged)
 	s.reportHealth()
 	return s
 }

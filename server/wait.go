@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"weir/limit"
-	"weir/policy"
 )
 
 // waits are requests that wait for a slot: the next request of a client often
@@ -38,7 +37,7 @@ func newWaits(most time.Duration) *waits {
 // full returns the full limits for which a refused request may wait, and how long; none
 // if anything but slots refused it.
 func (w *waits) full(checks []limit.Check, d limit.Decision) (full []limit.Check, wait time.Duration) {
-	if d.Admitted || d.StreamEnded || d.Bypass != limit.NoBypass {
+	if d.Admitted || d.StreamEnded || d.Bypass != limit.DefaultMode {
 		return nil, 0
 	}
 	for i, c := range checks {
@@ -148,10 +147,10 @@ func (w *waits) wake(key string) {
 // neither longer than the caller does, nor for a caller that has gone, and a slot for
 // which it was woken and that it does not take is the next one's. Without an answer of
 // the store to a later ask the refusal stays.
-func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream string, checks []limit.Check) (d limit.Decision) {
+func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decision) {
 	freed := s.waits.freed.Load()
-	d = s.ask(ctx, s.storeTimeout, domain, stream, checks)
-	full, most := s.waits.full(checks, d)
+	d = s.ask(ctx, r)
+	full, most := s.waits.full(r.Checks, d)
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // and there must be time to ask
 	}
@@ -162,7 +161,7 @@ func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream
 	defer timer.Stop()
 	expired := d.Expired // that any ask found: each is told once
 	defer func() { d.Expired = expired }()
-	for over := false; !over && len(full) > 0; full, _ = s.waits.full(checks, d) {
+	for over := false; !over && len(full) > 0; full, _ = s.waits.full(r.Checks, d) {
 		woken, ok := s.waits.enter(full, freed)
 		if !ok {
 			return d
@@ -186,18 +185,18 @@ func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream
 		if end, ok := ctx.Deadline(); ok { // the caller must hear of it, too
 			timeout = min(timeout, time.Until(end)*3/4)
 		}
-		again := s.ask(ctx, timeout, domain, stream, checks)
-		if again.Bypass != limit.NoBypass {
+		again, err := s.askStore(ctx, timeout, r)
+		if err != nil {
 			break // the store has refused it, and says nothing else in time
 		}
 		d = again
 		expired += d.Expired
 	}
-	for i, c := range checks {
+	for i, c := range r.Checks {
 		if _, slot := c.Limit.(limit.Concurrency); slot && !d.Admitted && !c.Shadow && d.Results[i].Passed {
 			s.waits.wake(c.Key) // another limit refused
 		}
 	}
-	s.metrics.waited(label(set, domain), d)
+	s.metrics.waited(label(s.policies(), r.Domain), d)
 	return d
 }

@@ -14,6 +14,11 @@ import (
 // reached or did not answer in time. The call may have taken effect.
 var ErrUnavailable = errors.New("store unavailable")
 
+// ErrNotServing is wrapped beside [ErrUnavailable] if the store itself answered that it
+// cannot do what was asked now: it is there, and other calls may succeed, as a release
+// does while it has no memory left for decisions.
+var ErrNotServing = errors.New("the store cannot do that now")
+
 // CheckRequest returns an error for a request that breaks the contract of
 // [limit.Request]: a bug of the caller's, which no store may turn into state.
 func CheckRequest(r limit.Request) error {

@@ -336,9 +336,9 @@ func classify(err error) error {
 	if errors.As(err, &reply) {
 		switch {
 		case unsent(err), halfRun(err), notServing(err), hasPrefix(err, "TRYAGAIN", "ASK ", "NOREPLICAS", "MISCONF", "OOM", "BUSY ", "NOAUTH", "WRONGPASS"):
-			return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+			return fmt.Errorf("%w: %w: %w", store.ErrUnavailable, store.ErrNotServing, err)
 		case hasPrefix(err, "MOVED "):
-			return fmt.Errorf("%w: a node of a cluster needs a redis+cluster:// address: %w", store.ErrUnavailable, err)
+			return fmt.Errorf("%w: %w: a node of a cluster needs a redis+cluster:// address: %w", store.ErrUnavailable, store.ErrNotServing, err)
 		}
 		// A bug or misuse: WRONGTYPE, CROSSSLOT, a script's error. Some quote the
 		// command's arguments, which are values of requests.
