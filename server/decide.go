@@ -54,11 +54,24 @@ func (s *Server) ask(ctx context.Context, r limit.Request) limit.Decision {
 	if len(r.Checks) == 0 {
 		return limit.Decision{Admitted: true}
 	}
-	d, err := s.askStore(ctx, s.storeTimeout, r)
+	d, err := s.askStore(ctx, s.patience(ctx), r)
 	if err != nil {
 		return s.standby.Decide(r, reason(err))
 	}
 	return d
+}
+
+// maxPatience bounds the patience of whoever says no deadline, or a late one.
+const maxPatience = time.Second
+
+// patience is how long a caller's decision may wait for its turn at a store that
+// answers others: half of the caller's time, so that the answer comes within it.
+func (s *Server) patience(ctx context.Context) time.Duration {
+	patience := maxPatience
+	if end, ok := ctx.Deadline(); ok {
+		patience = min(patience, time.Until(end)/2)
+	}
+	return max(patience, s.storeTimeout)
 }
 
 // askStore asks the store, under a lease id of its own. The call does not end with the

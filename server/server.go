@@ -27,8 +27,9 @@ const tellStreams = 50 * time.Millisecond
 // Options configure a server. Store, Logger and Registerer are required.
 type Options struct {
 	Store store.Store
-	// StoreTimeout bounds each call of the store; 0 means 10 ms. It should be
-	// below the time that Envoy waits (20 ms by default).
+	// StoreTimeout is how long a decision waits for its store, at least, and an
+	// Inspect at most; 0 means 10 ms. A decision waits longer if its caller does: a store
+	// that is silent must fail by itself.
 	StoreTimeout time.Duration
 	// Standby decides while the store cannot.
 	Standby standby.Options

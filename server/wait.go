@@ -181,7 +181,7 @@ func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decis
 		}
 		s.waits.leave(full, woken)
 		freed = s.waits.freed.Load()
-		timeout := s.storeTimeout
+		timeout := s.patience(ctx)
 		if end, ok := ctx.Deadline(); ok { // the caller must hear of it, too
 			timeout = min(timeout, time.Until(end)*3/4)
 		}

@@ -35,7 +35,7 @@ type serveCommand struct {
 	GRPCListen                string        `name:"grpc-listen" env:"WEIR_GRPC_LISTEN" default:":8081" placeholder:"ADDR" help:"Address of the gRPC services (${default})."`
 	HTTPListen                string        `name:"http-listen" env:"WEIR_HTTP_LISTEN" default:":8080" placeholder:"ADDR" help:"Address of /healthz, /metrics, /json (${default})."`
 	AdminListen               string        `env:"WEIR_ADMIN_LISTEN" default:"127.0.0.1:6070" placeholder:"ADDR" help:"Address of /rlconfig and /debug/pprof/ (${default}); keep it private. Empty: none."`
-	StoreTimeout              time.Duration `env:"WEIR_STORE_TIMEOUT" default:"10ms" help:"How long a decision waits for Redis; below the 20ms that Envoy waits (${default})."`
+	StoreTimeout              time.Duration `env:"WEIR_STORE_TIMEOUT" default:"10ms" help:"How long a decision waits for a Redis that answers nobody; below the 20ms that Envoy waits if it is not told otherwise (${default})."`
 	FailureMode               string        `env:"WEIR_FAILURE_MODE" enum:"open,closed,local" default:"open" help:"What becomes of limits while Redis does not answer, where their policy does not say: open admits, closed refuses, local decides by this replica's share (${default})."`
 	Replicas                  int           `env:"WEIR_REPLICAS" default:"1" help:"How many replicas share the load, at most: the share of one in the failure mode local (${default})."`
 	UnreadyWithoutStore       bool          `env:"WEIR_UNREADY_WITHOUT_STORE" help:"Say not ready while Redis does not answer. Otherwise it is ready, and degraded."`
@@ -159,6 +159,7 @@ func (c *serveCommand) store(log *slog.Logger) (store.Store, error) {
 		CAFile:               c.RedisCAFile,
 		Logger:               log,
 		ReplyTimeout:         c.StoreTimeout,
+		Silence:              c.StoreTimeout,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("--redis: %w", err)

@@ -90,8 +90,8 @@ func (s *stack) front(t *testing.T, changes ...change) *envoy {
 		port("10000", "0"),
 		port("9000", portOf(t, s.upstream.Listener.Addr().String())),
 		{weirEndpoint, strings.Join(weirs, "\n        ")},
-		{"timeout: 0.02s", "timeout: 20s"},
-		{"max_interval: 0.02s", "max_interval: 20s"},
+		{"timeout: 0.3s", "timeout: 20s"},
+		{"max_interval: 0.3s", "max_interval: 20s"},
 	}, changes)...)
 	return startEnvoy(t, strings.ReplaceAll(config, upstreamEndpoint, endpoint(t, s.upstream.Listener.Addr().String())))
 }

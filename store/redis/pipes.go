@@ -6,6 +6,7 @@ import (
 	"crypto/sha1" // Redis names scripts by it
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +33,8 @@ type pipes struct {
 	client  *goredis.Client
 	health  health
 	timeout time.Duration // of a round trip
+	start   time.Time
+	heard   atomic.Int64 // when the server last answered something, since start
 	calls   chan *call
 	done    chan struct{}
 	work    sync.WaitGroup // the workers
@@ -50,7 +53,9 @@ type call struct {
 	keys   []string
 	args   []any
 	ctx    context.Context // of the caller, to pass over calls that nobody waits for
-	asking bool            // the server is told that it is asked although it does not own the slot yet
+	// silence, if not 0, is how long the caller waits for a server that answers nobody.
+	silence time.Duration
+	asking  bool // the server is told that it is asked although it does not own the slot yet
 
 	cmd    *goredis.Cmd
 	source bool          // it is called by its source, not by its digest
@@ -105,7 +110,7 @@ func (c *call) key(key string, seen map[string]int) int {
 }
 
 func newPipes(client *goredis.Client, timeout, patience time.Duration) *pipes {
-	p := &pipes{client: client, timeout: timeout, calls: make(chan *call), done: make(chan struct{})}
+	p := &pipes{client: client, timeout: timeout, start: time.Now(), calls: make(chan *call), done: make(chan struct{})}
 	p.health.patience = patience
 	for range connections {
 		p.work.Go(p.worker)
@@ -116,26 +121,83 @@ func newPipes(client *goredis.Client, timeout, patience time.Duration) *pipes {
 // errClosed says that a call came too late for these pipes, and was not sent.
 var errClosed = errors.New("closed")
 
-// do sends c and waits for its answer, or until ctx ends. An error that is not
-// [store.ErrUnavailable] is the server's, or says that c was not sent.
+// do sends c and waits for its answer, until ctx ends or the server has been silent for
+// too long. An error that is not [store.ErrUnavailable] is the server's, or says that c
+// was not sent.
 func (p *pipes) do(ctx context.Context, c *call) (any, error) {
 	c.ctx = ctx
-	select {
-	case p.calls <- c:
-	case <-ctx.Done():
-		return nil, fmt.Errorf("%w: no connection was free: %w", store.ErrUnavailable, ctx.Err())
-	case <-p.done:
-		return nil, unsentError{errClosed}
+	quiet := p.listen(c.silence)
+	defer quiet.stop()
+	for sent := false; !sent; {
+		select {
+		case p.calls <- c:
+			sent = true
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: no connection was free: %w", store.ErrUnavailable, ctx.Err())
+		case <-p.done:
+			return nil, unsentError{errClosed}
+		case <-quiet.check:
+			if quiet.tooLong() {
+				return nil, fmt.Errorf("%w: no connection was free: %w", store.ErrUnavailable, errSilent)
+			}
+		}
 	}
-	select {
-	case <-c.ready:
-	case <-ctx.Done():
+	for {
+		var why error
+		select {
+		case <-c.ready:
+			return c.cmd.Result()
+		case <-ctx.Done():
+			why = ctx.Err()
+		case <-quiet.check:
+			if !quiet.tooLong() {
+				continue
+			}
+			why = errSilent
+		}
 		if c.settled.CompareAndSwap(false, true) {
-			return nil, fmt.Errorf("%w: no answer yet: %w", store.ErrUnavailable, ctx.Err())
+			return nil, fmt.Errorf("%w: no answer yet: %w", store.ErrUnavailable, why)
 		}
 		<-c.ready // the answer came at the same moment
+		return c.cmd.Result()
 	}
-	return c.cmd.Result()
+}
+
+// errSilent says that the server has answered nobody for as long as a call waits.
+var errSilent = fmt.Errorf("the server is silent: %w", os.ErrDeadlineExceeded)
+
+// listener tells whether a server has been silent since somebody began to wait for it.
+type listener struct {
+	pipes   *pipes
+	silence time.Duration
+	from    time.Duration
+	timer   *time.Timer
+	check   <-chan time.Time // it is time to look whether it was tooLong
+}
+
+// listen returns a listener that is stopped by stop; with no silence it never says a
+// thing.
+func (p *pipes) listen(silence time.Duration) listener {
+	if silence <= 0 {
+		return listener{}
+	}
+	timer := time.NewTimer(silence)
+	return listener{p, silence, time.Since(p.start), timer, timer.C}
+}
+
+// tooLong reports whether the server has answered nobody for as long as the silence.
+func (l listener) tooLong() bool {
+	left := max(l.from, time.Duration(l.pipes.heard.Load())) + l.silence - time.Since(l.pipes.start)
+	if left > 0 {
+		l.timer.Reset(left)
+	}
+	return left <= 0
+}
+
+func (l listener) stop() {
+	if l.timer != nil {
+		l.timer.Stop()
+	}
 }
 
 // worker takes what has gathered, sends it, and answers, until close. Each has a
@@ -205,8 +267,8 @@ func (p *pipes) round(ctx context.Context, calls []*call, source bool) {
 	first := true
 	for _, c := range calls {
 		c.sent, c.source = false, source
-		if err := c.ctx.Err(); err != nil && !source { // nobody waits: it is never sent
-			c.fail(ctx, err)
+		if err := c.ctx.Err(); (err != nil || c.settled.Load()) && !source { // nobody waits: it is never sent
+			c.fail(ctx, cmp.Or(err, errSilent))
 			continue
 		}
 		if first {
@@ -254,6 +316,9 @@ func (p *pipes) round(ctx context.Context, calls []*call, source bool) {
 		default:
 			c.fail(ctx, cmp.Or(err, failed))
 		}
+	}
+	if served || refused {
+		p.heard.Store(int64(time.Since(p.start)))
 	}
 	switch {
 	case served:

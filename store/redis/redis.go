@@ -46,12 +46,16 @@ type Options struct {
 	// ReplyTimeout is how long a connection waits for an answer before it is given
 	// up; at least, and by default, a second. Callers wait as their ctx says.
 	ReplyTimeout time.Duration
+	// Silence is how long a decision waits for a server that answers nobody; 0: as its
+	// ctx says. While others are answered it waits for its turn.
+	Silence time.Duration
 }
 
 // Store decides in Redis: in one server, in the primary that sentinels name, or in a
 // cluster, where each domain is on one of the nodes. Use [Open].
 type Store struct {
 	now     func() int64
+	silence time.Duration
 	scripts scripts
 	routes  *routes
 	close   func() error // once
@@ -74,7 +78,7 @@ func open(c *connector, o Options) *Store {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Store{now: o.Now, scripts: current}
+	s := &Store{now: o.Now, silence: o.Silence, scripts: current}
 	s.routes = newRoutes(c, o.Logger, s.clock)
 	s.close = sync.OnceValue(s.routes.close)
 	return s
@@ -86,6 +90,7 @@ func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, er
 		return limit.Decision{}, fmt.Errorf("redis: decide: %w", err)
 	}
 	c := newCall(s.scripts.decide)
+	c.silence = s.silence
 	token := ""
 	if r.Lease != "" {
 		token = r.Lease.Token()

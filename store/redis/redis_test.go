@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 // open opens a store on the server, and a client that looks at its keys.
 func open(t *testing.T, server *storetest.Redis, now func() int64) (*redis.Store, *goredis.Client) {
 	t.Helper()
-	s, err := redis.Open(redis.Options{URL: server.URL, Now: now})
+	s, err := redis.Open(redis.Options{URL: server.URL, Now: now, ReplyTimeout: storetest.Deadline})
 	if err != nil {
 		t.Fatal(err)
 	}
