@@ -39,6 +39,11 @@ fuzz: servers ## run every fuzz target for FUZZTIME (30s)
 bench: servers ## run the benchmarks
 	source $(TOOLS)/env.sh; scripts/bench.sh
 
+.PHONY: demo
+demo: ## run docker-compose.yml, and show what weir does (needs Docker)
+	docker compose up --build --detach --wait
+	go run ./demo
+
 .PHONY: lint
 lint: $(BIN)/golangci-lint $(BIN)/buf ## check the Go code and the proto files
 	$(BIN)/golangci-lint config verify
