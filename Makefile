@@ -16,7 +16,7 @@ DATE    = $(shell git log -1 --format=%cI 2>/dev/null || echo unknown)
 
 .PHONY: help
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: run
 run: build ## serve POLICY from memory (examples/policy.yaml)
@@ -38,6 +38,15 @@ fuzz: servers ## run every fuzz target for FUZZTIME (30s)
 .PHONY: bench
 bench: servers ## run the benchmarks
 	source $(TOOLS)/env.sh; scripts/bench.sh
+
+.PHONY: demo
+demo: ## run docker-compose.yml, and show what weir does (needs Docker)
+	docker compose up --build --detach --wait
+	go run ./demo
+
+.PHONY: compose-test
+compose-test: servers $(BIN)/docker-compose ## the same without Docker: with one of its own (needs root, Linux x86_64)
+	scripts/compose-test.sh
 
 .PHONY: lint
 lint: $(BIN)/golangci-lint $(BIN)/buf ## check the Go code and the proto files
@@ -83,3 +92,6 @@ $(BIN)/buf: tools/buf/go.mod tools/buf/go.sum
 $(BIN)/protoc-gen-go: tools/protoc/go.mod tools/protoc/go.sum
 	GOBIN=$(CURDIR)/$(BIN) go -C $(<D) install tool
 	touch $@
+
+$(BIN)/docker-compose: tools/compose/go.mod tools/compose/go.sum
+	go -C $(<D) build -trimpath -o $(CURDIR)/$@ github.com/docker/compose/v2/cmd

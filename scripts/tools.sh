@@ -15,6 +15,8 @@ shopt -s inherit_errexit
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 readonly root tools=$root/.cache/tools
+# shellcheck source=scripts/debian.sh
+source "$root/scripts/debian.sh"
 
 tmp=
 trap 'rm -rf "$tmp"' EXIT
@@ -115,26 +117,10 @@ unpack_wheel() {
 # that it asks for, and makes DIR/redis-server a wrapper that finds those.
 unpack_debian_redis() {
   local dir name=redis-server
-  type -P apt-get dpkg-deb >/dev/null ||
-    die "no $name 7.0 on PATH, and no apt-get to fetch one; name yours: make WEIR_REDIS7=/path/to/$name"
   dir=$(mktemp -d "$tmp/deb.XXXXXX")
-
-  # Lists and a cache of our own: root's may be empty, and are not ours to fill.
-  mkdir -p "$dir"/state/lists/partial "$dir"/cache/archives/partial
-  local opts=(-qq -o "Dir::State=$dir/state" -o "Dir::Cache=$dir/cache"
-    -o Dir::State::status=/var/lib/dpkg/status -o "APT::Sandbox::User=$(id -un)")
   say "fetching Debian's $name"
-  (
-    cd "$dir"
-    apt-get "${opts[@]}" update
-    # shellcheck disable=SC2046 # one word a package
-    apt-get "${opts[@]}" download $name redis-tools $(libraries redis-tools "${opts[@]}")
-  ) >&2 || die "apt-get could not fetch it; try: sudo apt-get update && sudo apt-get install -y $name"
-
-  local deb
-  for deb in "$dir"/*.deb; do
-    dpkg-deb -x "$deb" "$dir/root"
-  done
+  debian "$dir" $name redis-tools ||
+    die "try: sudo apt-get update && sudo apt-get install -y $name; or name yours: make WEIR_REDIS7=/path/to/$name"
   cat >"$dir/root/$name" <<'WRAPPER'
 #!/bin/sh
 dir=$(dirname "$(readlink -f "$0")")
@@ -146,11 +132,6 @@ WRAPPER
     die "Debian 12's $name 7.0 is wanted, and apt-get brought something else; name yours: make WEIR_REDIS7=/path/to/$name"
   rm -rf "$1"
   mv "$dir/root" "$1"
-}
-
-# libraries PACKAGE APT-OPTION... prints the libraries that PACKAGE depends on, but libc.
-libraries() {
-  apt-cache "${@:2}" depends "$1" | awk '$1 == "Depends:" && $2 ~ /^(lib|lua-)/ && $2 != "libc6" { print $2 }'
 }
 
 # need_platform VARIABLE: the packages above are for one platform.

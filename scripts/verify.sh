@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 #
 # Checks that what is kept beside the source agrees with it: go.mod and go.sum,
-# generated code, format, and what the pages of docs/ name. It changes nothing. `make verify` runs it, and names
+# generated code, format, what the pages of docs/ name, and how the demo differs. It changes nothing. `make verify` runs it, and names
 # the folder of the Go tools in BIN.
 set -euo pipefail
 shopt -s inherit_errexit
@@ -43,6 +43,16 @@ told() {
   return $missing
 }
 
+# differs: every line of demo/envoy.sed finds what it changes in envoy/envoy.yaml.
+differs() {
+  local line missing=0
+  while read -r line; do
+    ! sed -e "$line" envoy/envoy.yaml | cmp -s - envoy/envoy.yaml || { echo "demo/envoy.sed: $line: it changes nothing" >&2; missing=1; }
+  done < <(grep -v -e '^#' -e '^$' demo/envoy.sed)
+  ! sed -f demo/envoy.sed envoy/envoy.yaml | grep -E '127\.0\.0\.1, port_value: ([^9]|9[^9])' || { echo "demo/envoy.sed: it leaves these addresses" >&2; missing=1; }
+  return $missing
+}
+
 for mod in go.mod bench/go.mod tools/*/go.mod; do
   dir=$(dirname "$mod")
   check "(cd $dir && go mod tidy)" go -C "$dir" mod tidy -diff
@@ -51,6 +61,7 @@ check "make generate" "$BIN/buf" generate --output "$tmp"
 check "make generate" diff -ru --exclude='*.proto' proto "$tmp/proto"
 check "name a test that exists" named
 check "add a row to docs/cases.md, or a number to docs/semantics.md" told
+check "change demo/envoy.sed with envoy/envoy.yaml" differs
 check "make fmt" "$BIN/golangci-lint" fmt --diff
 
 exit $failed

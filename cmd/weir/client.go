@@ -22,13 +22,20 @@ type remote struct {
 
 // call runs f with a client of the service.
 func (r remote) call(ctx context.Context, f func(context.Context, weirv1.LeaseServiceClient) error) error {
+	return r.connect(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		return f(ctx, weirv1.NewLeaseServiceClient(conn))
+	})
+}
+
+// connect runs f with a connection to the service.
+func (r remote) connect(ctx context.Context, f func(context.Context, grpc.ClientConnInterface) error) error {
 	conn, err := grpc.NewClient("passthrough:///"+r.Addr, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return fmt.Errorf("--addr %s: %w", r.Addr, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
-	err = f(ctx, weirv1.NewLeaseServiceClient(conn))
+	err = f(ctx, conn)
 	_ = conn.Close() // nothing more is asked
 	if err == nil {
 		return nil

@@ -27,6 +27,7 @@ type command struct {
 	Inspect inspectCommand `cmd:"" help:"Show how limits stand, and who holds their slots. It takes nothing."`
 	Release releaseCommand `cmd:"" help:"End leases, and print what each was: RELEASED, NOT_HELD or EXPIRED."`
 	Renew   renewCommand   `cmd:"" help:"Renew leases, and print what became of each: RENEWED or LOST."`
+	Health  healthCommand  `cmd:"" help:"Ask a running service whether it serves. Exit 0: it does, 1: it does not."`
 	Version versionCommand `cmd:"" help:"Print the version."`
 
 	VersionFlag kong.VersionFlag `name:"version" help:"Print the version and exit."`
