@@ -38,6 +38,7 @@ const workers = 64
 // GRPC returns a gRPC server with all of weir's services.
 func (s *Server) GRPC() *grpc.Server {
 	g := grpc.NewServer(
+		grpc.Creds(s.credentials),
 		grpc.ForceServerCodecV2(wire{encoding.GetCodecV2("proto")}),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxConcurrentStreams(maxConcurrentStreams),

@@ -4,6 +4,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 
 	"weir/envoy"
@@ -36,6 +39,8 @@ type Options struct {
 	Registerer prometheus.Registerer
 	// Encode says what goes into the answers of ShouldRateLimit.
 	Encode envoy.Options
+	// Credentials are those of the gRPC port; nil: it speaks clear text.
+	Credentials credentials.TransportCredentials
 }
 
 // Server decides requests by the current policies and the store. Use [New].
@@ -44,6 +49,7 @@ type Server struct {
 	storeTimeout time.Duration
 	log          *slog.Logger
 	encode       envoy.Options
+	credentials  credentials.TransportCredentials
 	metrics      *metrics
 	holds        *holds
 	waits        *waits
@@ -73,6 +79,7 @@ func New(o Options) *Server {
 		storeTimeout: o.StoreTimeout,
 		log:          o.Logger,
 		encode:       o.Encode,
+		credentials:  cmp.Or(o.Credentials, insecure.NewCredentials()),
 		holds:        newHolds(),
 		waits:        newWaits(o.MaxWait),
 		health:       health.NewServer(),
