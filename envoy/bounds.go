@@ -11,6 +11,11 @@ const (
 	MaxDescriptors = 1024 // in a message
 	MaxEntries     = 64   // in a descriptor, reserved ones included
 	MaxStream      = 256  // bytes of a stream's id
+	MaxKey         = 4096 // bytes of an entry's key: as many as a policy may have
+	// MaxValue is in bytes. It is far above the 60 KiB that all headers of a request may
+	// have at Envoy, which may be told to take more: who could make a value too long
+	// would pass unasked, since Envoy lets pass what is refused as INVALID_ARGUMENT.
+	MaxValue = 1 << 20
 )
 
 // CheckDomain returns what is wrong with the domain of a request, for its sender.
@@ -51,10 +56,15 @@ func CheckEntries(n int) error {
 	return nil
 }
 
-// CheckKey returns what is wrong with the key of entry i, for its sender.
-func CheckKey(i int, key string) error {
-	if key == "" {
+// CheckEntry returns what is wrong with entry i, for its sender.
+func CheckEntry(i int, key, value string) error {
+	switch {
+	case key == "":
 		return fmt.Errorf("entries[%d].key is empty; give every entry a key", i)
+	case len(key) > MaxKey:
+		return fmt.Errorf("entries[%d].key has %d bytes; use at most %d", i, len(key), MaxKey)
+	case len(value) > MaxValue:
+		return fmt.Errorf("entries[%d].value has %d bytes; use at most %d", i, len(value), MaxValue)
 	}
 	return nil
 }

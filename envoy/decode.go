@@ -65,7 +65,7 @@ func Decode(m *rls.RateLimitRequest) (Ask, error) {
 		var r reserved
 		for j, e := range d.GetEntries() {
 			key := e.GetKey()
-			if err := CheckKey(j, key); err != nil {
+			if err := CheckEntry(j, key, e.GetValue()); err != nil {
 				return Ask{}, fmt.Errorf("descriptors[%d].%w", i, err)
 			}
 			if !strings.HasPrefix(key, limit.ReservedPrefix) {

@@ -102,19 +102,21 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	}
 	srv := server.New(server.Options{
 		Store:        st,
+		MaxAge:       c.MaxConnectionAge,
 		StoreTimeout: c.StoreTimeout,
 		MaxWait:      c.MaxWait,
 		Logger:       log,
 		Registerer:   registry,
 		Encode:       envoy.Options{LeaseHeader: c.LeaseHeader, RateLimitHeaders: c.RateLimitHeaders},
 		Credentials:  secure.credentials(),
+		Access:       secure.access,
 	})
 	srv.SetPolicy(con.ctx, files.Read())
 
 	l, err := c.listen(con.ctx)
 	if err == nil {
 		s := service{serveCommand: c, log: log, server: srv, store: st, files: files, registry: registry, hangUp: hangUp, secure: secure}
-		err = s.run(con.ctx, secure.wrap(l))
+		err = s.run(con.ctx, secure.wrap(con.ctx, l, log))
 		srv.Close()
 	}
 	return errors.Join(err, st.Close())

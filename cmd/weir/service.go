@@ -90,7 +90,7 @@ func (s service) read(ctx context.Context) {
 func (s service) pages(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+		ErrorLog: slog.NewLogLogger(s.secure.logHandler(s.log.Handler()), slog.LevelWarn),
 	}
 }
 

@@ -11,12 +11,13 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
+
+	"weir/server"
 )
 
 // maxTLSFile bounds what is read of a file of certificates, in bytes.
@@ -120,7 +121,7 @@ func (i *identity) read(ctx context.Context) {
 		}
 		i.metrics.notAfter.WithLabelValues(ofCertificate).Set(float64(end.Unix()))
 		i.log.InfoContext(ctx, "certificate", "file", i.certFile, "serial", pair.Leaf.SerialNumber.Text(16),
-			"names", namesOf(pair.Leaf), "not_after", pair.Leaf.NotAfter)
+			"names", server.Names(pair.Leaf), "not_after", pair.Leaf.NotAfter)
 	}
 	if i.clientCAFile != "" {
 		authorities, state, err := i.readAuthorities()
@@ -162,18 +163,6 @@ func (i *identity) changed(ctx context.Context, file string, last *string, state
 	return true
 }
 
-// namesOf are the names of a certificate.
-func namesOf(c *x509.Certificate) []string {
-	names := slices.Clone(c.DNSNames)
-	for _, ip := range c.IPAddresses {
-		names = append(names, ip.String())
-	}
-	for _, uri := range c.URIs {
-		names = append(names, uri.String())
-	}
-	return names
-}
-
 // readCertificate reads the certificate and its key; state tells whether they are
 // the same as before. No error shows any of the key.
 func (i *identity) readCertificate() (pair tls.Certificate, state string, err error) {
@@ -183,8 +172,9 @@ func (i *identity) readCertificate() (pair tls.Certificate, state string, err er
 	if err := errors.Join(certErr, keyErr); err != nil {
 		return pair, state, err
 	}
-	if pair, err = tls.X509KeyPair(cert, key); err != nil {
-		return pair, state, fmt.Errorf("--tls-cert-file %s, --tls-key-file %s: %w; give a certificate in PEM, those of its intermediate authorities behind it, and its key without a passphrase", i.certFile, i.keyFile, err)
+	pair, err = parsePair("--tls-cert-file "+i.certFile, "--tls-key-file "+i.keyFile, cert, key)
+	if err != nil {
+		return pair, state, err
 	}
 	switch now, leaf := i.now(), pair.Leaf; {
 	case now.After(leaf.NotAfter):
@@ -193,6 +183,15 @@ func (i *identity) readCertificate() (pair tls.Certificate, state string, err er
 		return pair, state, fmt.Errorf("--tls-cert-file %s is not valid before %s; is the clock of this machine right?", i.certFile, told(leaf.NotBefore))
 	}
 	return pair, state, nil
+}
+
+// parsePair reads a certificate and its key. No error shows any of the key.
+func parsePair(certFlag, keyFlag string, cert, key []byte) (tls.Certificate, error) {
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		return pair, fmt.Errorf("%s, %s: %w; give a certificate in PEM, its intermediate authorities behind it, and its key without a passphrase", certFlag, keyFlag, err)
+	}
+	return pair, nil
 }
 
 // readAuthorities reads the authorities of clients, none if there is no file.
