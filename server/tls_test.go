@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"os"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -126,4 +128,92 @@ func TestClearTextIsTurnedAway(t *testing.T) {
 	if code, body := s.Get(t, "/healthz"); code != 400 {
 		t.Errorf("HTTP in clear text: %d %q, want 400", code, body)
 	}
+}
+
+// A broken file leaves the certificate in force, and is seen.
+func TestABrokenCertificateIsSeenAndNotServed(t *testing.T) {
+	s := startTLS(t, false, nil)
+	file := s.dir + "/tls.key"
+	good, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	storetest.Replace(t, file, good[:len(good)/2])
+	storetest.Eventually(t, "the broken file is seen", func() bool {
+		return metricOf(t, s.Process, `weir_tls_file_wrong{file="certificate"}`) == 1
+	})
+	if c, err := check(storetest.Context(t), s.Dial(t)); err != nil || c.SerialNumber.Cmp(s.first.Leaf.SerialNumber) != 0 {
+		t.Errorf("a new connection: %v, %v, want the certificate that was good", c, err)
+	}
+	if !strings.Contains(s.Log(), "a file of TLS is wrong: what was good before stays in force") {
+		t.Errorf("the log does not tell of it:\n%s", s.Log())
+	}
+	if got, want := metricOf(t, s.Process, `weir_tls_certificate_not_after_timestamp_seconds{file="certificate"}`), s.first.Leaf.NotAfter.Unix(); got != float64(want) {
+		t.Errorf("the certificate ends at %.0f, want %d", got, want)
+	}
+	storetest.Replace(t, file, good)
+	storetest.Eventually(t, "the file is good again", func() bool {
+		return metricOf(t, s.Process, `weir_tls_file_wrong{file="certificate"}`) == 0
+	})
+}
+
+// Another authority of clients is trusted at once, and one that is taken out lets
+// nobody in any more; connections that are there go on until they are old.
+func TestAuthoritiesOfClientsAreReadAgain(t *testing.T) {
+	s := startTLS(t, true, []string{"old.example.org"}, "--log-level", "debug")
+	file, first, second := s.dir+"/ca.crt", s.clients, storetest.NewAuthority(t)
+	before := s.TLS
+	s.clients = second
+	after := s.as(t, "new.example.org")
+	connects := func(as *tls.Config) bool {
+		_, err := check(storetest.Context(t), s.dial(t, as))
+		return err == nil
+	}
+	old := s.dial(t, before)
+	if _, err := check(storetest.Context(t), old); err != nil {
+		t.Fatal(err)
+	}
+	resuming := before.Clone()
+	resuming.ClientSessionCache = tls.NewLRUClientSessionCache(8)
+	if !connects(before) || !connects(resuming) {
+		t.Error("a client of the authority that is there is not let in")
+	}
+	if connects(after) {
+		t.Error("a client of an authority that is not there is let in")
+	}
+	storetest.Replace(t, file, first.PEM(second))
+	storetest.Eventually(t, "clients of both authorities are let in", func() bool { return connects(after) && connects(before) })
+	storetest.Replace(t, file, second.PEM())
+	// A client that has had a session before cannot go on with it.
+	storetest.Eventually(t, "clients of the first are not let in any more", func() bool { return !connects(before) && !connects(resuming) })
+	if _, err := check(storetest.Context(t), old); err != nil {
+		t.Errorf("the connection that was there: %v, want that it goes on", err)
+	}
+	s.TLS = after // as what the test ends with
+	storetest.Eventually(t, "failed handshakes are counted", func() bool {
+		return metricOf(t, s.Process, `weir_tls_handshake_errors_total{port="grpc"}`) >= 2
+	})
+}
+
+func TestTLSIsOfNoOldVersion(t *testing.T) {
+	s := startTLS(t, false, nil)
+	for version, want := range map[uint16]bool{tls.VersionTLS11: false, tls.VersionTLS12: true, tls.VersionTLS13: true} {
+		for port, protocol := range map[string]string{s.GRPC: "h2", s.HTTP: "http/1.1"} {
+			conn, err := tls.Dial("tcp", port, &tls.Config{RootCAs: s.server.Pool(), MinVersion: version, MaxVersion: version, NextProtos: []string{protocol}})
+			if (err == nil) != want {
+				t.Errorf("%s by %s: %v, want %v", tls.VersionName(version), protocol, err, want)
+			}
+			if err == nil {
+				_ = conn.Close()
+			}
+		}
+	}
+	conn, err := tls.Dial("tcp", s.GRPC, &tls.Config{RootCAs: s.server.Pool(), NextProtos: []string{"h2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := conn.ConnectionState().Version; got != tls.VersionTLS13 {
+		t.Errorf("who speaks all is answered in %s, want TLS 1.3", tls.VersionName(got))
+	}
+	_ = conn.Close()
 }
