@@ -34,9 +34,13 @@ type clientTLS struct {
 	ServerName string `env:"WEIR_SERVER_NAME" placeholder:"NAME" help:"Name that the service's certificate must have, if it is not the host of --addr."`
 }
 
+func (c clientTLS) isTLS() bool {
+	return c.TLS || c.CAFile != "" || c.CertFile != "" || c.KeyFile != "" || c.ServerName != ""
+}
+
 // config is what the flags say; nil: clear text.
 func (c clientTLS) config() (*tls.Config, error) {
-	if !c.TLS && c.CAFile == "" && c.CertFile == "" && c.KeyFile == "" && c.ServerName == "" {
+	if !c.isTLS() {
 		return nil, nil
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.ServerName}
@@ -105,10 +109,13 @@ func (r remote) call(ctx context.Context, f func(context.Context, weirv1.LeaseSe
 		return nil
 	}
 	s, _ := status.FromError(err)
+	// A service that misses a client certificate says so after the handshake, or is gone
+	// before it is heard.
+	broken := strings.HasPrefix(s.Message(), "connection error") || strings.HasPrefix(s.Message(), "error reading") || strings.Contains(s.Message(), " tcp ")
 	switch {
-	case strings.Contains(s.Message(), "tls: ") || strings.Contains(s.Message(), "x509: "):
-		return fmt.Errorf("%s: %s (%s); are --tls, --ca-file, --cert-file, --key-file and --server-name right?", r.Addr, s.Message(), s.Code())
-	case strings.HasPrefix(s.Message(), "connection error"), s.Code() == codes.Unimplemented, s.Code() == codes.DeadlineExceeded:
+	case broken && r.isTLS() && s.Code() == codes.Unavailable:
+		return fmt.Errorf("%s: %s (%s); is it a weir that speaks TLS, and are --addr, --ca-file, --server-name, and --cert-file and --key-file if it wants them, right?", r.Addr, s.Message(), s.Code())
+	case broken, s.Code() == codes.Unimplemented, s.Code() == codes.DeadlineExceeded:
 		return fmt.Errorf("%s: %s (%s); is it a weir, is it ready, is --addr right, and does it want --tls?", r.Addr, s.Message(), s.Code())
 	}
 	return fmt.Errorf("%s: %s (%s)", r.Addr, s.Message(), s.Code())

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promauto"
 	"google.golang.org/grpc/credentials"
@@ -42,22 +43,25 @@ type security struct {
 }
 
 // security reads the flags and the files.
-func (c *secureFlags) security(ctx context.Context, log *slog.Logger, r prometheus.Registerer) (s security, err error) {
+func (c *secureFlags) security(ctx context.Context, parsed *kong.Context, log *slog.Logger, r prometheus.Registerer) (s security, err error) {
 	access := &server.Access{}
 	for _, l := range []struct {
 		flag string
 		list []string
 		into *server.Clients
 	}{
-		{"--ratelimit-clients", c.RateLimitClients, &access.RateLimit},
-		{"--lease-clients", c.LeaseClients, &access.Leases},
-		{"--admin-clients", c.AdminClients, &access.Admin},
+		{"ratelimit-clients", c.RateLimitClients, &access.RateLimit},
+		{"lease-clients", c.LeaseClients, &access.Leases},
+		{"admin-clients", c.AdminClients, &access.Admin},
 	} {
+		if len(l.list) == 0 && isArgument(parsed, l.flag) { // in the environment, empty is as good as absent
+			return s, fmt.Errorf("--%s is empty, which would let everybody in; name somebody, or leave it out", l.flag)
+		}
 		if len(l.list) > 0 && c.TLSClientCAFile == "" {
-			return s, fmt.Errorf("%s needs --tls-client-ca-file: without it nobody proves who they are", l.flag)
+			return s, fmt.Errorf("--%s needs --tls-client-ca-file: without it nobody proves who they are", l.flag)
 		}
 		if *l.into, err = server.ParseClients(l.list); err != nil {
-			return s, fmt.Errorf("%s: %w", l.flag, err)
+			return s, fmt.Errorf("--%s: %w", l.flag, err)
 		}
 	}
 	if c.MaxConnectionAge < 0 || c.MaxConnectionAge > 0 && c.MaxConnectionAge < minConnectionAge {

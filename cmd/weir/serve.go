@@ -96,7 +96,7 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
-	secure, err := c.security(con.ctx, log, registry)
+	secure, err := c.security(con.ctx, parsed, log, registry)
 	if err != nil {
 		return errors.Join(err, st.Close())
 	}
