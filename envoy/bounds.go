@@ -10,7 +10,7 @@ const (
 	MaxDomain      = 256  // bytes of the domain
 	MaxDescriptors = 1024 // in a message
 	MaxEntries     = 64   // in a descriptor, reserved ones included
-	MaxStream      = 256  // bytes of a stream's id
+	maxStream      = 256  // bytes of a stream's id
 	MaxKey         = 4096 // bytes of an entry's key: as many as a policy may have
 	// MaxValue is in bytes. It is far above the 60 KiB that all headers of a request may
 	// have at Envoy, which may be told to take more: who could make a value too long

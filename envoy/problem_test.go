@@ -13,6 +13,7 @@ func TestADetailIsTrueOfAnyVerdict(t *testing.T) {
 		want string
 	}{
 		{limit.Verdict{Limit: "a", Reason: "store_unavailable", Retryable: true, RetryAfter: time.Second}, `Limit "a" refused the request (store_unavailable); retry after 1s.`},
+		{limit.Verdict{Reason: limit.StreamEnded}, "The end of the stream that asks was told before; retrying does not help."},
 		{limit.Verdict{}, "The request was refused; retrying does not help."},
 	} {
 		if got := detail(tt.in); got != tt.want {

@@ -78,32 +78,30 @@ func (c clientTLS) config() (*tls.Config, error) {
 	return config, nil
 }
 
-// dial makes a connection to the service, which the caller closes.
-func (r remote) dial() (*grpc.ClientConn, error) {
-	creds := insecure.NewCredentials()
+// call runs f with a client of the service.
+func (r remote) call(ctx context.Context, f func(context.Context, weirv1.LeaseServiceClient) error) error {
+	return r.connect(ctx, func(ctx context.Context, conn grpc.ClientConnInterface) error {
+		return f(ctx, weirv1.NewLeaseServiceClient(conn))
+	})
+}
+
+// connect runs f with a connection to the service.
+func (r remote) connect(ctx context.Context, f func(context.Context, grpc.ClientConnInterface) error) error {
 	config, err := r.config()
 	if err != nil {
-		return nil, err
+		return err
 	}
+	creds := insecure.NewCredentials()
 	if config != nil {
 		creds = credentials.NewTLS(config)
 	}
 	conn, err := grpc.NewClient("passthrough:///"+r.Addr, grpc.WithTransportCredentials(creds))
 	if err != nil {
-		return nil, fmt.Errorf("--addr %s: %w", r.Addr, err)
-	}
-	return conn, nil
-}
-
-// call runs f with a client of the service.
-func (r remote) call(ctx context.Context, f func(context.Context, weirv1.LeaseServiceClient) error) error {
-	conn, err := r.dial()
-	if err != nil {
-		return err
+		return fmt.Errorf("--addr %s: %w", r.Addr, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
-	err = f(ctx, weirv1.NewLeaseServiceClient(conn))
+	err = f(ctx, conn)
 	_ = conn.Close() // nothing more is asked
 	if err == nil {
 		return nil
