@@ -12,10 +12,9 @@ const (
 	MaxEntries     = 64   // in a descriptor, reserved ones included
 	maxStream      = 256  // bytes of a stream's id
 	MaxKey         = 4096 // bytes of an entry's key: as many as a policy may have
-	// MaxValue is in bytes. It is far above the 60 KiB that all headers of a request may
-	// have at Envoy, which may be told to take more: who could make a value too long
-	// would pass unasked, since Envoy lets pass what is refused as INVALID_ARGUMENT.
-	MaxValue = 1 << 20
+	// A value has no bound of its own, but that of the message: a client of Envoy's
+	// chooses it, and would pass unasked by one that is too long, since Envoy lets pass
+	// what is refused as INVALID_ARGUMENT.
 )
 
 // CheckDomain returns what is wrong with the domain of a request, for its sender.
@@ -56,15 +55,13 @@ func CheckEntries(n int) error {
 	return nil
 }
 
-// CheckEntry returns what is wrong with entry i, for its sender.
-func CheckEntry(i int, key, value string) error {
+// CheckKey returns what is wrong with the key of entry i, for its sender.
+func CheckKey(i int, key string) error {
 	switch {
 	case key == "":
 		return fmt.Errorf("entries[%d].key is empty; give every entry a key", i)
 	case len(key) > MaxKey:
 		return fmt.Errorf("entries[%d].key has %d bytes; use at most %d", i, len(key), MaxKey)
-	case len(value) > MaxValue:
-		return fmt.Errorf("entries[%d].value has %d bytes; use at most %d", i, len(value), MaxValue)
 	}
 	return nil
 }

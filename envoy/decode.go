@@ -65,7 +65,7 @@ func Decode(m *rls.RateLimitRequest) (Ask, error) {
 		var r reserved
 		for j, e := range d.GetEntries() {
 			key := e.GetKey()
-			if err := CheckEntry(j, key, e.GetValue()); err != nil {
+			if err := CheckKey(j, key); err != nil {
 				return Ask{}, fmt.Errorf("descriptors[%d].%w", i, err)
 			}
 			if !strings.HasPrefix(key, limit.ReservedPrefix) {

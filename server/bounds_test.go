@@ -26,12 +26,12 @@ import (
 	"weir/store/storetest"
 )
 
-func TestKeysAndValuesHaveBounds(t *testing.T) {
+// A value has no bound of its own: what Envoy takes for a header must be decided.
+func TestKeysHaveABoundAndValuesNone(t *testing.T) {
 	s := serve(t, tlsPolicy)
 	for _, tt := range []struct{ descriptor, want string }{
 		{"[a=" + strings.Repeat("v", 60<<10) + "]", "OK [OK 999]"}, // all headers of a request, at Envoy
-		{"[a=" + strings.Repeat("v", 1<<20) + "]", "OK [OK 999]"},
-		{"[a=" + strings.Repeat("v", 1<<20+1) + "]", "InvalidArgument"},
+		{"[a=" + strings.Repeat("v", 4<<20-100) + "]", "OK [OK 999]"},
 		{"[" + strings.Repeat("k", 4096) + "=x]", "OK [OK nil]"},
 		{"[" + strings.Repeat("k", 4097) + "=x]", "InvalidArgument"},
 	} {

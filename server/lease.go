@@ -80,7 +80,7 @@ func entries(list []*weirv1.Entry) ([]limit.Entry, error) {
 	}
 	var out []limit.Entry
 	for i, e := range list {
-		if err := envoy.CheckEntry(i, e.GetKey(), e.GetValue()); err != nil {
+		if err := envoy.CheckKey(i, e.GetKey()); err != nil {
 			return nil, err
 		}
 		if !strings.HasPrefix(e.GetKey(), limit.ReservedPrefix) {

@@ -195,7 +195,7 @@ func TestAuthoritiesOfClientsAreReadAgain(t *testing.T) {
 	})
 }
 
-func TestTLSIsOfNoOldVersion(t *testing.T) {
+func TestTLSIsOfNoOldVersionAndNoOldSession(t *testing.T) {
 	s := startTLS(t, false, nil)
 	for version, want := range map[uint16]bool{tls.VersionTLS11: false, tls.VersionTLS12: true, tls.VersionTLS13: true} {
 		for port, protocol := range map[string]string{s.GRPC: "h2", s.HTTP: "http/1.1"} {
@@ -207,6 +207,18 @@ func TestTLSIsOfNoOldVersion(t *testing.T) {
 				_ = conn.Close()
 			}
 		}
+	}
+	// Sessions are not resumed. (A client of TLS 1.2 has its ticket when it is connected.)
+	cache := tls.NewLRUClientSessionCache(1)
+	for range 2 {
+		conn, err := tls.Dial("tcp", s.GRPC, &tls.Config{RootCAs: s.server.Pool(), MaxVersion: tls.VersionTLS12, NextProtos: []string{"h2"}, ClientSessionCache: cache})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if conn.ConnectionState().DidResume {
+			t.Error("a session is resumed")
+		}
+		_ = conn.Close()
 	}
 	conn, err := tls.Dial("tcp", s.GRPC, &tls.Config{RootCAs: s.server.Pool(), NextProtos: []string{"h2"}})
 	if err != nil {
