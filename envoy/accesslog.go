@@ -1,6 +1,8 @@
 package envoy
 
 import (
+	"cmp"
+
 	logpb "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 
 	"weir/limit"
@@ -38,7 +40,7 @@ func DecodeLog(domain string, entry *logpb.HTTPAccessLogEntry) LogEntry {
 	default:
 		return LogEntry{}
 	}
-	early := endedEarly(entry.GetResponse().GetResponseCodeDetails())
+	early := endedEarly(cmp.Or(entry.GetResponse().GetResponseCodeDetails(), unknown))
 	stream := entry.GetRequest().GetRequestHeaders()[streamHeader]
 	switch {
 	case lease != "":

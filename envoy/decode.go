@@ -3,6 +3,7 @@ package envoy
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -214,20 +215,24 @@ func (r *reserved) usage(d *ratelimit.RateLimitDescriptor, own []limit.Entry) er
 	return nil
 }
 
+// unknown is the outcome of a stream of which Envoy does not say how it ended, as of one
+// that its client reset with NO_ERROR. envoy.yaml has the word.
+const unknown = "unknown"
+
 // endedEarly reports whether a stream with this outcome, which is Envoy's
-// response_code_details, may have ended before its upstream did: the client left, Envoy
-// closed its connection, or Envoy's patience was over.
+// response_code_details, may have ended before its upstream did: its client left or broke
+// the protocol, or Envoy's patience was over. A client must find no way to leave without
+// that, so its part is told by what all such words begin with.
 func endedEarly(outcome string) bool {
-	// Envoy's stream_info.h: "downstream_local_disconnect({})", with what closed it.
-	outcome, _, _ = strings.Cut(outcome, "(")
 	switch outcome {
-	case "downstream_remote_disconnect", "downstream_local_disconnect", "http2.remote_reset", "http2.remote_refuse",
-		"response_timeout", "stream_idle_timeout", "max_duration_timeout", "request_overall_timeout",
-		"upstream_per_try_timeout", "upstream_per_try_idle_timeout", "upstream_max_stream_duration_reached":
+	case unknown, "response_timeout", "stream_idle_timeout", "max_duration_timeout", "duration_timeout", "request_overall_timeout",
+		"upstream_per_try_timeout", "upstream_per_try_idle_timeout", "upstream_max_stream_duration_reached", "response_payload_too_large":
 		return true
 	}
-	return false
+	return slices.ContainsFunc(ofDownstream, func(prefix string) bool { return strings.HasPrefix(outcome, prefix) })
 }
+
+var ofDownstream = []string{"downstream_", "http1.", "http2.", "http3.", "codec_error", "overload"}
 
 // override reads the limit that a descriptor brings along; nil for none.
 func override(l *ratelimit.RateLimitDescriptor_RateLimitOverride) (*limit.Window, error) {

@@ -251,17 +251,24 @@ func TestAStreamEndsEarlyByEnvoysWords(t *testing.T) {
 		"downstream_local_disconnect(filter_chain_is_being_removed)": true, // a drain's end
 		"downstream_local_disconnect(http2_ping_timeout)":            true,
 		"http2.remote_reset":                                         true,
+		"http1.codec_error":                                          true, // what its client sent was no HTTP any more
+		"http2.violation.of.messaging.rule":                          true,
+		"codec_error:The_user_callback_function_failed":              true, // a client of HTTP/2 that resets and vanishes
 		"response_timeout":                                           true,
 		"stream_idle_timeout":                                        true,
 		"max_duration_timeout":                                       true,
 		"upstream_per_try_idle_timeout":                              true,
 		"upstream_max_stream_duration_reached":                       true,
 		"":                                                           false,
-		"unknown":                                                    false,
+		"unknown":                                                    true, // as of a reset with NO_ERROR
+		"http2.too_many_headers":                                     true,
+		"http3.remote_reset":                                         true,
+		"overload manager reset":                                     true,
+		"no_healthy_upstream":                                        false,
+		"internal_redirect":                                          false,
 		"via_upstream":                                               false,
 		"request_rate_limited":                                       false,
 		"upstream_reset_before_response_started{connection_termination}": false,
-		"downstream_local_disconnecting":                                 false,
 	} {
 		if got := endedEarly(outcome); got != want {
 			t.Errorf("endedEarly(%q) = %v, want %v", outcome, got, want)

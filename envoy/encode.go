@@ -94,7 +94,7 @@ func (s *status) tell(m policy.Match, met policy.Matched, d limit.Decision, v li
 	if !tightest.result.Passed {
 		s.status.Code = rls.RateLimitResponse_OVER_LIMIT
 	}
-	if d.Bypass != limit.NoBypass {
+	if d.Bypass != limit.DefaultMode {
 		return // nobody knows how the limit stands
 	}
 	s.status.CurrentLimit = s.current(tightest.check)

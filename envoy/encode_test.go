@@ -215,7 +215,7 @@ func TestAnAdmissionTellsItsLeaseShadowsAndBypass(t *testing.T) {
 		{shadow(lane("s3", 1)), passed(0, 0)},
 	})
 	bypassed := plain
-	bypassed.d = limit.FailOpen(limit.Request{Checks: plain.m.Checks}, "timeout")
+	bypassed.d = limit.Decision{Admitted: true, Bypass: limit.ModeOpen, BypassReason: "timeout", Results: []limit.Result{{Passed: true, Bypass: limit.ModeOpen}}}
 	bypassed.judge()
 
 	for _, tt := range []struct {
@@ -362,6 +362,16 @@ func TestARefusalTellsItsReasonWaitAndRemedy(t *testing.T) {
 			body: `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
 				`"detail":"Limit \"nobody\" allows no requests; retrying does not help.",` +
 				`"violated-policies":["nobody"],"retryable":false}`,
+		},
+		{
+			name:    "a limit that nobody can look up",
+			in:      decide([]decided{{lane("account", 3), limit.Result{RetryAfter: time.Second, Bypass: limit.ModeClosed}}}),
+			headers: headers("retry-after", "1", "content-type", "application/problem+json"),
+			metadata: fields("verdict", "refused", "reject_class", "pool", "reason", "store_unavailable", "limit", "account", "limits", []any{"account"},
+				"retry_after_ms", 1000, "estimated", true, "retryable", true),
+			body: `{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,` +
+				`"detail":"Limit \"account\" cannot be looked up at present; retry after about 1s, which is an estimate.",` +
+				`"retry_after_ms":1000,"violated-policies":["account"],"retryable":true}`,
 		},
 		{
 			name:     "S14: the end of a stream that is told before it asks",

@@ -59,7 +59,7 @@ const (
 // enforced limits that the request met; "" if there are none, or in a bypass,
 // where nobody knows how they stand.
 func rateLimit(m policy.Match, d limit.Decision, v limit.Verdict) (current, policies string) {
-	if d.Bypass != limit.NoBypass {
+	if d.Bypass != limit.DefaultMode {
 		return "", ""
 	}
 	items := make([]item, 0, len(m.Checks))

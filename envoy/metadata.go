@@ -35,7 +35,7 @@ func metadata(d limit.Decision, v limit.Verdict) *structpb.Struct {
 			fields["retry_after_ms"] = structpb.NewNumberValue(float64(v.RetryAfter.Milliseconds()))
 		}
 	}
-	if d.Bypass != limit.NoBypass {
+	if d.Bypass != limit.DefaultMode {
 		fields["bypass"] = structpb.NewStringValue(d.Bypass.String())
 		fields["bypass_reason"] = structpb.NewStringValue(d.BypassReason)
 	}

@@ -69,8 +69,10 @@ type Check struct {
 	Class Class
 	// Shadow: evaluated and counted, and never refuses.
 	Shadow bool
-	// FailureMode is the policy's, or its domain's. Stores do not look at it.
+	// FailureMode is the policy's, or its domain's, and Fraction how much of the limit
+	// a process may allow by itself under ModeLocal. Stores do not look at them.
 	FailureMode FailureMode
+	Fraction    Fraction
 	// Quota, if not 0, is the group (one a descriptor) that this check belongs
 	// to; quota checks refuse only if every group has a failing check.
 	Quota int
@@ -133,6 +135,10 @@ type Result struct {
 	RetryAfter time.Duration
 	// ResetAfter is when a bucket is full, or a window ends; 0 for concurrency.
 	ResetAfter time.Duration
+	// Bypass is how the check came to pass or not if no store decided it. The numbers
+	// above are those of this process's share then, and 0 unless it is ModeLocal, but
+	// for the RetryAfter of ModeClosed.
+	Bypass FailureMode
 }
 
 // Decision is a store's answer.
@@ -149,36 +155,11 @@ type Decision struct {
 	// Expired is how many leases of the domain this call found expired and
 	// cleaned away. Each is reported once.
 	Expired int64
-	// Bypass says that the store was not reached, and what was done instead.
-	Bypass Bypass
+	// Bypass says that the store was not reached, and what was done instead: the
+	// strictest mode of the checks. DefaultMode if the store decided.
+	Bypass FailureMode
 	// BypassReason is a word for metrics and metadata; "" without a bypass.
 	BypassReason string
-}
-
-// Bypass is a verdict reached without the store.
-type Bypass uint8
-
-// The bypasses. The zero value is none: the store decided.
-const (
-	NoBypass Bypass = iota
-	BypassOpen
-)
-
-// String is the bypass on the wire; "" for none.
-func (b Bypass) String() string {
-	if b == BypassOpen {
-		return "open"
-	}
-	return ""
-}
-
-// FailOpen is the decision that admits r without a store.
-func FailOpen(r Request, reason string) Decision {
-	d := Decision{Admitted: true, Results: make([]Result, len(r.Checks)), Bypass: BypassOpen, BypassReason: reason}
-	for i := range d.Results {
-		d.Results[i].Passed = true
-	}
-	return d
 }
 
 // Refused reports whether the request is refused: an enforced check did not

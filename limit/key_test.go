@@ -106,10 +106,26 @@ func TestALeaseIDNamesItsDomainAndIsReadStrictly(t *testing.T) {
 	}
 }
 
-func TestNoLeaseIDLooksLikeAFlag(t *testing.T) {
+func TestALeaseIDTellsWhereItsLeaseIs(t *testing.T) {
 	for first := range 256 {
-		if id := limit.NewLeaseID("d", [16]byte{byte(first)}); id[0] == '-' {
-			t.Errorf("NewLeaseID of %d = %q", first, id)
+		random := [16]byte{byte(first), 15: 4}
+		inStore, local := limit.NewLeaseID("d", random), limit.NewLocalLeaseID("d", 0xfedc_ba98, random)
+		for _, id := range []limit.LeaseID{inStore, local} {
+			if id[0] == '-' {
+				t.Errorf("an id of %d is %q, which looks like a flag", first, id)
+			}
+			if parsed, err := limit.ParseLeaseID(string(id)); err != nil || parsed.Domain() != "d" {
+				t.Errorf("ParseLeaseID(%q) = %v, %v", id, parsed, err)
+			}
 		}
+		if process, ok := inStore.Local(); ok {
+			t.Errorf("%q is of process %d, want it in the store", inStore, process)
+		}
+		if process, ok := local.Local(); !ok || process != 0xfedc_ba98 {
+			t.Errorf("%q.Local() = %x, %t, want fedcba98", local, process, ok)
+		}
+	}
+	if _, ok := limit.LeaseID("").Local(); ok {
+		t.Error("no id is of a process")
 	}
 }

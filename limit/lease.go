@@ -2,6 +2,7 @@ package limit
 
 import (
 	"encoding/base64"
+	"encoding/binary"
 	"errors"
 	"strings"
 	"time"
@@ -12,16 +13,44 @@ const MaxLeaseID = 512
 
 const tokenLen = 22 // 128 bits as unpadded base64url
 
-// LeaseID names a lease: 22 base64url characters (128 random bits), a dot and
-// the escaped domain. It is all that a release needs to find its slots, and a
+// LeaseID names a lease: 22 base64url characters (128 bits, all but a few random), a
+// dot and the escaped domain. It is all that a release needs to find its slots, and a
 // capability: whoever has it can end the lease, so it is shown shortened.
 type LeaseID string
 
-// NewLeaseID returns the id of a lease in domain from 128 random bits.
+// The first bits of an id say where its lease is kept: 0 in the store, 10 in a process.
+// (So none begins with "-", and no shell command takes it for a flag.)
+const (
+	notInStore  = 0x80
+	whereMask   = 0xc0
+	processByte = 1 // of the 4 with the process's number
+)
+
+// NewLeaseID returns the id of a lease in domain that the store keeps, from 128
+// random bits.
 func NewLeaseID(domain string, random [16]byte) LeaseID {
-	if random[0]>>2 == 62 { // the digit "-"
-		random[0] &= 0x7f // so that no shell command takes an id for a flag
+	random[0] &^= notInStore
+	return newLeaseID(domain, random)
+}
+
+// NewLocalLeaseID returns the id of a lease in domain that one process keeps, while the
+// store is away, from 128 random bits.
+func NewLocalLeaseID(domain string, process uint32, random [16]byte) LeaseID {
+	random[0] = random[0]&^whereMask | notInStore
+	binary.BigEndian.PutUint32(random[processByte:], process)
+	return newLeaseID(domain, random)
+}
+
+// Local returns which process keeps the lease, if it is not in the store.
+func (id LeaseID) Local() (process uint32, local bool) {
+	bits, err := base64.RawURLEncoding.DecodeString(id.Token())
+	if err != nil || len(bits) != 16 || bits[0]&whereMask != notInStore {
+		return 0, false
 	}
+	return binary.BigEndian.Uint32(bits[processByte:]), true
+}
+
+func newLeaseID(domain string, random [16]byte) LeaseID {
 	var b strings.Builder
 	b.WriteString(base64.RawURLEncoding.EncodeToString(random[:]))
 	b.WriteByte('.')
@@ -148,6 +177,14 @@ type Release struct {
 type Freed struct {
 	Key   string // of its limit's state: see [Key]
 	Limit string // the limit's name
+}
+
+// Extension asks a store to extend a lease.
+type Extension struct {
+	Lease LeaseID
+	// OfStream: it is a stream's sign of life, and not its holder's word. It says nothing
+	// of work that lingers, and may come late.
+	OfStream bool
 }
 
 // Renewal is a store's answer to a renewal. The zero value means LOST: the lease

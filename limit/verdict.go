@@ -19,6 +19,7 @@ const (
 	CostExceedsCapacity Reason = "cost_exceeds_capacity" // can never pass
 	Banned              Reason = "banned"                // can never pass
 	StreamEnded         Reason = "stream_ended"          // whoever asked has gone
+	StoreUnavailable    Reason = "store_unavailable"     // nobody knows whether it would pass
 )
 
 // Violation is a check that refused, or in shadow would have.
@@ -136,6 +137,10 @@ func violation(c Check, r Result, estimate func(Check) time.Duration) Violation 
 	v := Violation{Limit: c.Name, Class: c.Class, Retryable: true, RetryAfter: r.RetryAfter}
 	if reason := c.Impossible(); reason != NoReason {
 		v.Reason, v.Retryable, v.RetryAfter = reason, false, 0
+		return v
+	}
+	if r.Bypass == ModeClosed { // it is not the caller's fault
+		v.Class, v.Reason, v.Estimated = Pool, StoreUnavailable, true
 		return v
 	}
 	switch c.Limit.(type) {

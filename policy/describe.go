@@ -36,8 +36,8 @@ func (d *domain) describe(b *strings.Builder) {
 		widest = max(widest, utf8.RuneCountInString(r.at))
 	}
 	fmt.Fprintf(b, "domain %s (%s): %s, %s, Redis Cluster slot %d", show(d.name), show(d.file), count(len(rows), "policy", "policies"), count(limits, "limit", "limits"), limit.ClusterSlot(d.name))
-	if d.failure != limit.DefaultMode {
-		fmt.Fprintf(b, "; failure mode %s", d.failure)
+	if words := d.failure.words(); words != "" {
+		b.WriteString("; " + words)
 	}
 	if d.shadow {
 		b.WriteString("; all in shadow, requests' own limits too: nothing is refused")
@@ -76,7 +76,7 @@ func (n *node) rows(rows []row, above string, secret *keySet) []row {
 		{n.quota, "quota"},
 		{n.class == limit.Pool, "rejects as pool"},
 		{n.share, "all that match share it"},
-		{n.ownFailure, "failure mode " + n.failure.String()},
+		{n.ownFailure, n.failure.words()},
 		// Beside a sensitive policy of the same key, too.
 		{secret.names(n.key), "sensitive"},
 	} {

@@ -58,10 +58,11 @@ func (s *Set) Match(r Request) Match {
 				Hits:        hits,
 				Name:        OverrideName,
 				Shadow:      d.shadow,
-				FailureMode: d.failure,
+				FailureMode: d.failure.mode,
+				Fraction:    d.failure.fraction,
 			}
 			if n != nil {
-				c.Class, c.FailureMode = n.class, n.failure
+				c.Class, c.FailureMode, c.Fraction = n.class, n.failure.mode, n.failure.fraction
 			}
 			indices = append(indices, all.add(c))
 		}

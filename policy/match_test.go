@@ -104,6 +104,9 @@ func formatMatch(r Request, m Match) string {
 		if c.FailureMode != limit.DefaultMode {
 			fmt.Fprintf(&b, " failure=%v", c.FailureMode)
 		}
+		if c.Fraction != limit.Whole {
+			fmt.Fprintf(&b, " fraction=%d", c.Fraction)
+		}
 		b.WriteByte('\n')
 	}
 	for i, d := range m.Descriptors {

@@ -136,6 +136,7 @@ func merged(a, b limit.Check) limit.Check {
 	a.Class = min(a.Class, b.Class) // Lane before Pool
 	// Closed before local before open, and what is said before what is not.
 	a.FailureMode = max(a.FailureMode, b.FailureMode)
+	a.Fraction = min(a.Fraction, b.Fraction)
 	a.Quota = min(a.Quota, b.Quota) // none before any
 	return a
 }

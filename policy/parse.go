@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -168,8 +169,12 @@ func (p *parser) root(n *yaml.Node) {
 		on, _ := p.flag(f, nil)
 		p.domain.shadow = p.domain.shadow || on
 	}
+	p.domain.failure.fraction = limit.Whole
 	if f := get(fields, "failure_mode"); f != nil {
-		p.domain.failure = p.failureMode(f, nil)
+		p.domain.failure.mode = p.failureMode(f, nil)
+	}
+	if f := get(fields, "local_fraction"); f != nil {
+		p.domain.failure.fraction = p.fraction(f, nil)
 	}
 	if f := get(fields, "descriptors"); f != nil {
 		p.descriptors(f, &p.domain.root, nil, 1)
@@ -265,7 +270,8 @@ func (p *parser) descriptor(item *yaml.Node, parent *node, at *path, depth int) 
 		if !ok {
 			continue
 		}
-		r.check.Class, r.check.Shadow, r.check.FailureMode = n.class, n.shadow || p.domain.shadow, n.failure
+		r.check.Class, r.check.Shadow = n.class, n.shadow || p.domain.shadow
+		r.check.FailureMode, r.check.Fraction = n.failure.mode, n.failure.fraction
 		r.check.Name = r.explicit
 		if r.explicit == "" {
 			r.check.Name = defaultName(at.keys())
@@ -367,9 +373,9 @@ func (p *parser) options(fields []field, n *node, at *path) {
 				p.fail(f.line, at, fmt.Sprintf("reject_as must be lane or pool, got %s; write one of the two", describe(f.value)))
 			}
 		case "failure_mode":
-			if mode := p.failureMode(f, at); mode != limit.DefaultMode {
-				n.failure, n.ownFailure = mode, true
-			}
+			n.failure.mode, n.ownFailure = p.failureMode(f, at), true
+		case "local_fraction":
+			n.failure.fraction, n.ownFailure = p.fraction(f, at), true
 		case "sensitive":
 			on, ok := p.flag(f, at)
 			n.sensitive, n.harmless = on, ok && !on
@@ -413,10 +419,23 @@ func (p *parser) failureMode(f *field, at *path) limit.FailureMode {
 	case !ok:
 	case mode == limit.DefaultMode:
 		p.fail(f.line, at, fmt.Sprintf("failure_mode must be open, closed or local, got %s; write one of the three", describe(f.value)))
-	case mode != limit.ModeOpen:
-		p.warnings.add(f.line, at, fmt.Sprintf("failure_mode %s has no effect in this version, which admits when the store is away; do not rely on it yet", mode))
 	}
 	return mode
+}
+
+// fraction reads a number above 0, 1 at most, of 6 decimals at most.
+func (p *parser) fraction(f *field, at *path) limit.Fraction {
+	if isNull(f.value) {
+		return limit.Whole
+	}
+	whole, decimals, _ := strings.Cut(f.value.Value, ".")
+	millionths := whole + decimals + strings.Repeat("0", max(0, 6-len(decimals)))
+	n, err := strconv.ParseUint(millionths, 10, 64)
+	if f.value.Kind == yaml.ScalarNode && !quoted(f.value) && whole != "" && len(decimals) <= 6 && err == nil && n > 0 && n <= uint64(limit.Whole) {
+		return limit.Fraction(n)
+	}
+	p.fail(f.value.Line, at, fmt.Sprintf("%s must be a number above 0 and at most 1 with at most 6 decimals, got %s; write which part of the limit all replicas together may allow while the store is away, like 0.5", f.label, describe(f.value)))
+	return limit.Whole
 }
 
 // defaultName is the name of a limit that has none: its path of keys, made fit

@@ -196,11 +196,11 @@ func TestNamesAreOfAllThatCanBeAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	for domain, limit := range s.Names() {
-		got = append(got, domain+" "+limit)
+	for domain, c := range s.Limits() {
+		got = append(got, domain+" "+c.Name)
 	}
 	if want := []string{"a override", "b override", "b N", "b k.l"}; !slices.Equal(got, want) {
-		t.Errorf("Names() = %q, want %q", got, want)
+		t.Errorf("Limits() = %q, want %q", got, want)
 	}
 }
 

@@ -86,17 +86,19 @@ func (s *Set) Has(domain string) bool { return s.domains[domain] != nil }
 // and what is let pass because of Options.Lenient.
 func (s *Set) Warnings() []string { return slices.Clone(s.warnings) }
 
-// Names returns the domain and the name of every limit that can be asked, for
-// metrics, with [OverrideName] for each domain. A name may come again.
-func (s *Set) Names() iter.Seq2[string, string] {
-	return func(yield func(domain, limit string) bool) {
+// Limits returns the domain and the check, without key and hits, of every limit that
+// can be asked, for metrics; with one named [OverrideName] for each domain. Names may
+// come again.
+func (s *Set) Limits() iter.Seq2[string, limit.Check] {
+	return func(yield func(domain string, c limit.Check) bool) {
 		for _, name := range s.names {
-			if !yield(name, OverrideName) {
+			d := s.domains[name]
+			if !yield(name, limit.Check{Name: OverrideName, Shadow: d.shadow, FailureMode: d.failure.mode, Fraction: d.failure.fraction}) {
 				return
 			}
-			for n := range s.domains[name].policies() {
+			for n := range d.policies() {
 				for _, r := range n.rules {
-					if r.check.Limit != nil && !yield(name, r.check.Name) {
+					if r.check.Limit != nil && !yield(name, r.check) {
 						return
 					}
 				}

@@ -25,10 +25,10 @@ var levels = [...]struct {
 	prefix string
 	keys   []string
 }{
-	rootLevel: {"the root of the file", "", []string{"domain", "descriptors", "shadow_mode", "failure_mode"}},
+	rootLevel: {"the root of the file", "", []string{"domain", "descriptors", "shadow_mode", "failure_mode", "local_fraction"}},
 	descriptorLevel: {"a descriptor", "", []string{
 		"key", "value", "descriptors", "rate_limit", "token_bucket", "concurrency", "shadow_mode", "quota_mode",
-		"reject_as", "failure_mode", "sensitive", "share_threshold", "detailed_metric", "value_to_metric", "metadata",
+		"reject_as", "failure_mode", "local_fraction", "sensitive", "share_threshold", "detailed_metric", "value_to_metric", "metadata",
 	}},
 	bucketLevel: {"token_bucket", "token_bucket.", []string{"capacity", "refill", "name", "replaces"}},
 	windowLevel: {"rate_limit", "rate_limit.", []string{
@@ -50,7 +50,7 @@ var theirs = []string{
 
 // later are the keys that are in the design but not in this version. To accept
 // one without doing what it says would be worse than to refuse it.
-var later = []string{"reserve", "local_fraction"}
+var later = []string{"reserve"}
 
 // misplaced says what is wrong with a key that its level doesn't have. mistake
 // reports whether envoyproxy/ratelimit would ignore it.

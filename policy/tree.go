@@ -3,6 +3,7 @@ package policy
 import (
 	"crypto/sha256"
 	"iter"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,7 +18,7 @@ type domain struct {
 	sum     [sha256.Size]byte // of the file
 	shadow  bool
 	root    node
-	failure limit.FailureMode
+	failure failure
 	// sensitive are the keys of sensitive policies, and hasher hides the values of
 	// entries that have one; nil if there are none.
 	sensitive *keySet
@@ -25,6 +26,24 @@ type domain struct {
 	// replaces says that some limit replaces others: without one, Match need not
 	// look for them.
 	replaces bool
+}
+
+// failure is what becomes of limits while the store is away.
+type failure struct {
+	mode     limit.FailureMode
+	fraction limit.Fraction // never 0
+}
+
+// words are the failure as a person says it; "" if the service's default is all.
+func (f failure) words() string {
+	var parts []string
+	if f.mode != limit.DefaultMode {
+		parts = append(parts, "failure mode "+f.mode.String())
+	}
+	if f.fraction != limit.Whole {
+		parts = append(parts, "local fraction "+strconv.FormatFloat(float64(f.fraction)/float64(limit.Whole), 'f', -1, 64))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // node is one policy: a place in the tree, with its limits.
@@ -35,7 +54,7 @@ type node struct {
 	quota      bool
 	share      bool // all that match this wildcard share one subject
 	class      limit.Class
-	failure    limit.FailureMode // its own, or its domain's
+	failure    failure // its own, or its domain's
 	ownFailure bool
 	sensitive  bool
 	// harmless: sensitive: false is written, so that the key's look is no reason to

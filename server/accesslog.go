@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
-	"time"
+	"sync"
 
-	logpb "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
 
 	"weir/envoy"
@@ -41,13 +40,15 @@ func (s accessLog) StreamAccessLogs(stream als.AccessLogService_StreamAccessLogs
 	}()
 	var who *als.StreamAccessLogsMessage_Identifier // in the first message
 	var wrong error                                 // with the log
+	work := tasks{free: make(chan struct{}, atOnce)}
+	defer work.Wait()
 	for {
 		select {
 		case m := <-messages:
 			if id := m.GetIdentifier(); id != nil {
 				who = id
 			}
-			s.read(stream.Context(), who.GetLogName(), m)
+			s.read(stream.Context(), &work, who.GetLogName(), m)
 			continue
 		case err := <-ended:
 			if errors.Is(err, io.EOF) {
@@ -58,7 +59,7 @@ func (s accessLog) StreamAccessLogs(stream als.AccessLogService_StreamAccessLogs
 		}
 		select {
 		case m := <-messages: // one that had come already
-			s.read(stream.Context(), who.GetLogName(), m)
+			s.read(stream.Context(), &work, who.GetLogName(), m)
 		default:
 		}
 		if !errors.Is(context.Cause(stream.Context()), errEnding) && !s.draining.Load() {
@@ -71,23 +72,48 @@ func (s accessLog) StreamAccessLogs(stream als.AccessLogService_StreamAccessLogs
 	}
 }
 
-// read does what the entries of a message say.
-func (s accessLog) read(ctx context.Context, domain string, m *als.StreamAccessLogsMessage) {
-	each(m.GetHttpLogs().GetLogEntry(), func(_ int, entry *logpb.HTTPAccessLogEntry) {
-		ctx, cancel := detach(ctx)
-		defer cancel()
+// read does what the entries of a message say. Envoy sends each by itself, and those that
+// wait for the store hold up no other: signs of life that are late renew nothing. It
+// waits only for the first of atOnce.
+func (s accessLog) read(ctx context.Context, work *tasks, domain string, m *als.StreamAccessLogsMessage) {
+	for _, entry := range m.GetHttpLogs().GetLogEntry() {
 		e := envoy.DecodeLog(domain, entry)
-		kind := "ignored"
 		switch {
 		case e.Ending != (limit.Ending{}) && (e.Ending.Lease == "" || e.Ending.Lease.Domain() == domain):
-			kind = "end"
-			_, _ = s.release(ctx, e.Ending) // counted; it comes by the release filter too, or expires
+			work.start(func() {
+				ctx, cancel := detach(ctx)
+				defer cancel()
+				_, _ = s.release(ctx, e.Ending) // counted; it comes by the release filter too, or expires
+				s.count(domain, "end")
+			})
 		case e.Renew != "" && e.Renew.Domain() == domain:
-			kind = "renewal"
-			start := time.Now()
-			_, err := s.store.Renew(ctx, e.Renew)
-			s.observe(ctx, "renew", start, err)
+			work.start(func() {
+				ctx, cancel := detach(ctx)
+				defer cancel()
+				_, _ = s.renew(ctx, limit.Extension{Lease: e.Renew, OfStream: true}) // counted; the next sign of life comes soon
+				s.count(domain, "renewal")
+			})
+		default:
+			s.count(domain, "ignored")
 		}
-		s.metrics.logEntries.WithLabelValues(label(s.policies(), domain), kind).Inc()
+	}
+}
+
+func (s accessLog) count(domain, kind string) {
+	s.metrics.logEntries.WithLabelValues(label(s.policies(), domain), kind).Inc()
+}
+
+// tasks are goroutines, as many at once as fit into free.
+type tasks struct {
+	sync.WaitGroup
+	free chan struct{}
+}
+
+// start runs f when there is room.
+func (t *tasks) start(f func()) {
+	t.free <- struct{}{}
+	t.Go(func() {
+		defer func() { <-t.free }()
+		f()
 	})
 }

@@ -2,17 +2,22 @@ package server_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	logpb "github.com/envoyproxy/go-control-plane/envoy/data/accesslog/v3"
 	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
+	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"weir/envoy"
+	"weir/limit"
+	"weir/store/memory"
 	"weir/store/storetest"
 )
 
@@ -169,4 +174,54 @@ func TestAnAccessLogThatIsNoneEndsWithAnErrorAndIsCounted(t *testing.T) {
 	if got := s.metric(t, "weir_access_logs_broken_total"); got != 1 {
 		t.Errorf("%v access logs are broken, want 1", got)
 	}
+}
+
+// An entry that takes the store long holds up no sign of life behind it: with a store some
+// milliseconds away, leases would expire while the log waits.
+func TestASlowReleaseHoldsUpNoRenewal(t *testing.T) {
+	clock := storetest.NewClock()
+	stop := make(chan struct{})
+	var under atomic.Int32
+	s := serviceOn(t, &hooked{Store: memory.New(memory.Options{Now: clock.Now}), releasing: func(limit.Ending) {
+		if n := under.Add(1); n > 32 {
+			t.Errorf("%d entries are at the store at once, want 32 at most", n)
+		}
+		<-stop
+		under.Add(-1)
+	}}, clock, envoy.Options{})
+	s.setPolicy(t, logPolicy)
+	id := acquire(t, s.leases, typed("lane", "a")).GetLease().GetId()
+	l := logOf(t, s, "d")
+	for range 20 {
+		l.send(entry(logpb.AccessLogType_DownstreamEnd, "via_upstream", "other", nil))
+	}
+	l.send(entry(logpb.AccessLogType_DownstreamPeriodic, "", "", map[string]any{"lease_id": id}))
+	storetest.Eventually(t, "the lease is renewed", func() bool {
+		return s.metric(t, `weir_access_log_entries_total{domain="d",kind="renewal"}`) == 1
+	})
+	for range 100 { // and they are bounded
+		l.send(entry(logpb.AccessLogType_DownstreamEnd, "via_upstream", "other", nil))
+	}
+	storetest.Eventually(t, "as many as may are under way", func() bool { return under.Load() == 32 })
+	close(stop)
+	storetest.Eventually(t, "all are read", func() bool {
+		return s.metric(t, `weir_access_log_entries_total{domain="d",kind="end"}`) == 120
+	})
+}
+
+// A sign of life that is read behind the stream's end, as when the log is late, does not
+// make its slots linger longer.
+func TestALateSignOfLifeDoesNotExtendALinger(t *testing.T) {
+	s := serve(t, logPolicy)
+	answer, err := s.envoy.ShouldRateLimit(t.Context(), &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[weir.stream_id=s1][gpu=a]")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := answer.GetDynamicMetadata().GetFields()["lease_id"].GetStringValue()
+	script(t, s, "[weir.event=release,weir.lease_id="+id+",weir.outcome=downstream_remote_disconnect]", "OK [OK nil]")
+	l := logOf(t, s, "d")
+	l.send(entry(logpb.AccessLogType_DownstreamPeriodic, "", "", map[string]any{"lease_id": id}))
+	storetest.Eventually(t, "it is read", func() bool { return s.metric(t, `weir_access_log_entries_total{domain="d",kind="renewal"}`) == 1 })
+	s.clock.Advance(10 * time.Second) // the linger
+	script(t, s, "[gpu=a]", "OK [OK 0]")
 }

@@ -21,15 +21,15 @@ type decided struct {
 }
 
 // decide finds the limits that r meets, asks the store for all of them at once,
-// judges and counts. Without an answer the request is admitted, counted and
-// flagged: an error means that it asks for too much. Stream is the one that asks, or
-// "".
+// judges and counts. Without an answer the standby decides, by the failure modes of
+// the limits: an error means that the request asks for too much. Stream is the one that
+// asks, or "".
 func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, stream string) (decided, error) {
 	m, err := match(set, r)
 	if err != nil {
 		return decided{}, err
 	}
-	d := s.askAndWait(ctx, set, r.Domain, stream, m.Checks)
+	d := s.askAndWait(ctx, limit.Request{Domain: r.Domain, Checks: m.Checks, Stream: stream})
 	v := limit.Judge(m.Checks, d, func(c limit.Check) time.Duration { return s.holds.estimate(r.Domain, c) })
 	s.metrics.misused(label(set, r.Domain), r, m)
 	s.metrics.decided(label(set, r.Domain), m.Checks, d, v)
@@ -49,27 +49,38 @@ func match(set *policy.Set, r policy.Request) (policy.Match, error) {
 	return m, nil
 }
 
-// ask calls the store. The call does not end with the caller: its answer says
-// whether there is a lease to give back.
-func (s *Server) ask(ctx context.Context, domain, stream string, checks []limit.Check) limit.Decision {
-	if len(checks) == 0 {
+// ask asks the store, and if that does not answer decides without it.
+func (s *Server) ask(ctx context.Context, r limit.Request) limit.Decision {
+	if len(r.Checks) == 0 {
 		return limit.Decision{Admitted: true}
 	}
-	r := limit.Request{Domain: domain, Checks: checks}
-	if limit.NeedsLease(checks) {
-		var random [16]byte
-		_, _ = rand.Read(random[:]) // it never fails
-		r.Lease, r.Stream = limit.NewLeaseID(domain, random), stream
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.storeTimeout)
-	defer cancel()
-	start := time.Now()
-	d, err := s.store.Decide(ctx, r)
-	s.observe(ctx, "decide", start, err)
+	d, err := s.askStore(ctx, s.storeTimeout, r)
 	if err != nil {
-		return limit.FailOpen(r, reason(err))
+		return s.standby.Decide(r, reason(err))
 	}
 	return d
+}
+
+// askStore asks the store, under a lease id of its own. The call does not end with the
+// caller: its answer says whether there is a lease to give back.
+func (s *Server) askStore(ctx context.Context, timeout time.Duration, r limit.Request) (d limit.Decision, err error) {
+	if limit.NeedsLease(r.Checks) {
+		var random [16]byte
+		_, _ = rand.Read(random[:]) // it never fails
+		r.Lease = limit.NewLeaseID(r.Domain, random)
+	} else {
+		r.Stream = ""
+	}
+	err = s.call(ctx, "decide", r.Domain, func() (err error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+		defer cancel()
+		d, err = s.store.Decide(ctx, r)
+		return err
+	})
+	if err == nil && d.Admitted {
+		s.standby.Follow(r.Domain, r.Checks, d.Lease)
+	}
+	return d, err
 }
 
 // giveBack releases what was granted to a caller that has gone, since nobody else

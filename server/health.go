@@ -16,10 +16,10 @@ import (
 var services = []string{"", "ratelimit", rls.RateLimitService_ServiceDesc.ServiceName, weirv1.LeaseService_ServiceDesc.ServiceName}
 
 // ready: policies are loaded, the store has been found, and the server is not
-// about to stop. A store that goes away later makes it degraded, not unready:
-// the main path goes on.
+// about to stop. A store that goes away later makes it degraded, not unready, unless
+// that is asked for: the main path goes on.
 func (s *Server) ready() bool {
-	return s.policies() != nil && s.storeFound.Load() && !s.draining.Load()
+	return s.policies() != nil && s.storeFound.Load() && !s.draining.Load() && (!s.mustHave || !s.storeAway.Load())
 }
 
 func (s *Server) reportHealth() {

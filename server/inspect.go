@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -27,7 +26,7 @@ func (s leases) Inspect(ctx context.Context, m *weirv1.InspectRequest) (*weirv1.
 		return nil, toStatus(badRequest{err})
 	}
 	match := set.Match(policy.Request{Domain: m.GetDomain(), Descriptors: []policy.Descriptor{{Entries: subject}}})
-	states, err := s.inspect(ctx, match.Checks)
+	states, err := s.inspect(ctx, m.GetDomain(), match.Checks)
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -40,15 +39,16 @@ func (s leases) Inspect(ctx context.Context, m *weirv1.InspectRequest) (*weirv1.
 
 // inspect asks the store. As a decision, it does not end with its caller: one that
 // leaves says nothing about the store.
-func (s *Server) inspect(ctx context.Context, checks []limit.Check) ([]limit.State, error) {
+func (s *Server) inspect(ctx context.Context, domain string, checks []limit.Check) (states []limit.State, err error) {
 	if len(checks) == 0 {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.storeTimeout)
-	defer cancel()
-	start := time.Now()
-	states, err := s.store.Inspect(ctx, checks)
-	s.observe(ctx, "inspect", start, err)
+	err = s.call(ctx, "inspect", domain, func() (err error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.storeTimeout)
+		defer cancel()
+		states, err = s.store.Inspect(ctx, checks)
+		return err
+	})
 	return states, err
 }
 

@@ -97,19 +97,30 @@ func acquired(a decided) *weirv1.AcquireResponse {
 	if d.Lease != "" {
 		r.Lease = &weirv1.Lease{Id: string(d.Lease), Ttl: durationpb.New(d.TTL), RenewAfter: durationpb.New(renewAfter(d.TTL))}
 	}
-	if d.Bypass == limit.BypassOpen {
-		r.Bypass, r.BypassReason = weirv1.Bypass_BYPASS_OPEN, d.BypassReason
-	}
+	r.Bypass, r.BypassReason = bypass(d.Bypass), d.BypassReason
 	for _, met := range m.Descriptors {
 		s := &weirv1.DescriptorStatus{Unlimited: met.Unlimited}
 		for _, i := range met.Checks {
-			if d.Bypass == limit.NoBypass {
+			if d.Results[i].Bypass == limit.DefaultMode {
 				s.Limits = append(s.Limits, limitStatus(m.Checks[i], d.Results[i]))
 			}
 		}
 		r.Statuses = append(r.Statuses, s)
 	}
 	return r
+}
+
+func bypass(m limit.FailureMode) weirv1.Bypass {
+	switch m {
+	case limit.DefaultMode:
+	case limit.ModeOpen:
+		return weirv1.Bypass_BYPASS_OPEN
+	case limit.ModeLocal:
+		return weirv1.Bypass_BYPASS_LOCAL
+	case limit.ModeClosed:
+		return weirv1.Bypass_BYPASS_CLOSED
+	}
+	return weirv1.Bypass_BYPASS_UNSPECIFIED
 }
 
 func limitStatus(c limit.Check, r limit.Result) *weirv1.LimitStatus {
@@ -244,9 +255,7 @@ func (s leases) renewOne(ctx context.Context, text string) *weirv1.RenewResult {
 	if err != nil { // no lease has such an id
 		return &weirv1.RenewResult{Status: weirv1.RenewStatus_RENEW_STATUS_LOST}
 	}
-	start := time.Now()
-	n, err := s.store.Renew(ctx, id)
-	s.observe(ctx, "renew", start, err)
+	n, err := s.renew(ctx, limit.Extension{Lease: id})
 	switch {
 	case err != nil:
 		return &weirv1.RenewResult{Status: weirv1.RenewStatus_RENEW_STATUS_UNAVAILABLE}

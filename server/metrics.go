@@ -18,6 +18,7 @@ type metrics struct {
 	bypassed     *prometheus.CounterVec   // domain, limit, mode, reason
 	storeSeconds *prometheus.HistogramVec // op
 	storeErrors  *prometheus.CounterVec   // op, reason
+	breakerOpen  *prometheus.GaugeVec     // domain
 	granted      *prometheus.CounterVec   // domain
 	released     *prometheus.CounterVec   // domain, result
 	expired      *prometheus.CounterVec   // domain
@@ -49,13 +50,14 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 			Help:    "How long calls of the store took, those that failed included.",
 			Buckets: []float64{.0001, .00025, .0005, .001, .002, .004, .006, .008, .01, .015, .02, .05, .1, 1},
 		}, []string{"op"}),
-		storeErrors: counter("weir_store_errors_total", "Calls of the store that failed.", "op", "reason"),
+		storeErrors: counter("weir_store_errors_total", "Calls of the store that failed, or were not made since those before them had failed (breaker_open).", "op", "reason"),
 		granted:     counter("weir_leases_granted_total", "Leases granted by this replica.", "domain"),
 		released:    counter("weir_leases_released_total", "Releases that this replica answered, by result: RELEASED, LINGERING (some of its slots stay taken for a while), NOT_HELD, EXPIRED.", "domain", "result"),
 		expired:     counter("weir_leases_expired_total", "Leases that ended by expiry: nobody released them, or they lingered. Each is counted by one replica.", "domain"),
 		givenBack:   counter("weir_leases_given_back_total", "Leases whose caller had gone before it was told: they are released at once.", "domain"),
 		misuse:      counter("weir_misuse_total", "Requests that ask for what weir does not do: negative_hits_on_concurrency frees no slot.", "domain", "reason"),
 	}
+	m.breakerOpen = f.NewGaugeVec(prometheus.GaugeOpts{Name: "weir_store_breaker_open", Help: "1 while the store is not asked about a domain, since it did not answer."}, []string{"domain"})
 	m.usage = counter("weir_usage_total", "Charges of what streams have used, by result: charged, or again if it had been.", "domain", "limit", "result")
 	m.waits = counter("weir_waits_total", "Requests that waited for a slot, by verdict: admitted or refused.", "domain", "verdict")
 	m.logEntries = counter("weir_access_log_entries_total", "Entries of Envoy's access log, by kind: end (of a stream that may hold a lease), renewal (of one that goes on), ignored.", "domain", "kind")
@@ -81,11 +83,12 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 
 // expect creates the series that alerts watch, at 0: an increase from nothing would
 // be none to Prometheus.
-func (m *metrics) expect(set *policy.Set) {
-	for domain, name := range set.Names() {
+func (m *metrics) expect(set *policy.Set, mode func(limit.Check) limit.FailureMode) {
+	for domain, c := range set.Limits() {
 		for _, reason := range reasons {
-			m.bypassed.WithLabelValues(domain, name, "open", reason)
+			m.bypassed.WithLabelValues(domain, c.Name, mode(c).String(), reason)
 		}
+		m.breakerOpen.WithLabelValues(domain)
 		m.granted.WithLabelValues(domain)
 		m.expired.WithLabelValues(domain)
 		m.givenBack.WithLabelValues(domain)
@@ -130,8 +133,8 @@ func (m *metrics) decided(domain string, checks []limit.Check, d limit.Decision,
 		m.expired.WithLabelValues(domain).Add(float64(d.Expired))
 	}
 	for i, c := range checks {
-		if d.Bypass != limit.NoBypass {
-			m.bypassed.WithLabelValues(domain, c.Name, d.Bypass.String(), d.BypassReason).Inc()
+		if by := d.Results[i].Bypass; by != limit.DefaultMode {
+			m.bypassed.WithLabelValues(domain, c.Name, by.String(), d.BypassReason).Inc()
 			continue
 		}
 		result := "passed"

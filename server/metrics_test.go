@@ -98,7 +98,7 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 		"limit":   {"bucket", "lane", "override", "trial"},
 		"mode":    {"open"},
 		"op":      {"charge", "decide", "held", "inspect", "ping", "release", "renew"},
-		"reason":  {"negative_hits_on_concurrency", "store_error", "store_timeout", "store_unavailable"},
+		"reason":  {"breaker_open", "negative_hits_on_concurrency", "store_error", "store_timeout", "store_unavailable"},
 		"result":  {"EXPIRED", "LINGERING", "NOT_HELD", "RELEASED", "failed", "ok", "over", "passed", "refused", "shadow_refused"},
 		"verdict": {"admitted", "refused"},
 		"version": {s.version(t)},

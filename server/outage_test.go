@@ -113,7 +113,7 @@ func (r *replica) expectBypassed(t testing.TB, n int, descriptors string, reason
 func (r *replica) bypassed(t testing.TB, limit string) float64 {
 	t.Helper()
 	total := 0.0
-	for _, reason := range []string{"store_timeout", "store_unavailable", "store_error"} {
+	for _, reason := range []string{"store_timeout", "store_unavailable", "store_error", "breaker_open"} {
 		total += r.metric(t, `weir_bypassed_total{domain="d",limit="`+limit+`",mode="open",reason="`+reason+`"}`)
 	}
 	return total
@@ -144,7 +144,7 @@ func TestRedisMayComeLate(t *testing.T) {
 	r := newReplica(t, outagePolicy, "--redis", redis.URL, "--store-timeout", "100ms")
 
 	// It listens, says that it is not ready, and answers all the same.
-	r.expectBypassed(t, 3, "[one=x]", "store_unavailable", "store_timeout")
+	r.expectBypassed(t, 3, "[one=x]", "store_unavailable", "store_timeout", "breaker_open")
 	if got := health(t, r.health); got != "NOT_SERVING" {
 		t.Errorf("gRPC health is %s before Redis is there, want NOT_SERVING", got)
 	}
@@ -182,14 +182,17 @@ func TestAKilledRedisIsBypassedUntilItIsBack(t *testing.T) {
 	}
 
 	redis.Kill()
-	r.expectBypassed(t, 10, "[one=x]", "store_unavailable", "store_timeout")
+	r.expectBypassed(t, 10, "[one=x]", "store_unavailable", "store_timeout", "breaker_open")
 	if got := r.bypassed(t, "one"); got != 10 {
 		t.Errorf("%v checks were bypassed, want 10", got)
 	}
 	if got := r.metric(t, `weir_decisions_total{domain="d",verdict="admitted"}`); got != 11 {
 		t.Errorf("%v requests were admitted, want 11", got)
 	}
-	failed := r.metric(t, `weir_store_errors_total{op="decide",reason="store_unavailable"}`) + r.metric(t, `weir_store_errors_total{op="decide",reason="store_timeout"}`)
+	failed := 0.0
+	for _, reason := range []string{"store_timeout", "store_unavailable", "breaker_open"} {
+		failed += r.metric(t, `weir_store_errors_total{op="decide",reason="`+reason+`"}`)
+	}
 	if up := r.metric(t, "weir_store_up"); failed != 10 || up != 0 {
 		t.Errorf("%v decisions of the store failed, want 10; weir_store_up is %v, want 0", failed, up)
 	}
@@ -220,9 +223,11 @@ func TestAKilledRedisIsBypassedUntilItIsBack(t *testing.T) {
 	storetest.Eventually(t, "the log tells of the return", func() bool { return strings.Count(r.Log(), "store answers") > 1 })
 	r.expectLogged(t, "store failed", 1)
 	r.expectLogged(t, "store answers", 2) // at the start, and now
+	r.expectLogged(t, "store is not asked any more", 1)
+	r.expectLogged(t, "store is asked again", 1)
 }
 
-// R21, but for the modes that come later.
+// R21.
 func TestAStoppedRedisIsBypassedInTime(t *testing.T) {
 	redis := storetest.StartRedisTCP(t, storetest.AnyRedis(t))
 	r := newReplica(t, outagePolicy, "--redis", redis.URL, "--store-timeout", "100ms")

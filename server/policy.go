@@ -45,7 +45,7 @@ func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
 	anew := r.Set != nil && r.Set != old
 	if anew {
 		now.at = time.Now()
-		s.metrics.expect(r.Set)
+		s.metrics.expect(r.Set, s.standby.Mode)
 		if old != nil {
 			s.metrics.policyInfo.DeleteLabelValues(old.Version())
 		}

@@ -20,6 +20,7 @@ import (
 	"weir/envoy"
 	"weir/policy"
 	"weir/store"
+	"weir/store/standby"
 )
 
 // tellStreams is how long those who watch the health have to be told of the drain
@@ -32,6 +33,11 @@ type Options struct {
 	// StoreTimeout bounds each call of the store; 0 means 10 ms. It should be
 	// below the time that Envoy waits (20 ms by default).
 	StoreTimeout time.Duration
+	// Standby decides while the store cannot.
+	Standby standby.Options
+	// UnreadyWithoutStore makes the server say that it is not ready while the store is
+	// away, not only until it has been found.
+	UnreadyWithoutStore bool
 	// MaxWait is how long a request waits for a slot before it is refused, where its
 	// policy does not say; 0: it does not wait.
 	MaxWait    time.Duration
@@ -53,6 +59,9 @@ type Options struct {
 type Server struct {
 	store        store.Store
 	storeTimeout time.Duration
+	breakers     *breakers
+	standby      *standby.Standby
+	mustHave     bool // the store, to be ready
 	log          *slog.Logger
 	encode       envoy.Options
 	credentials  credentials.TransportCredentials
@@ -87,6 +96,8 @@ func New(o Options) *Server {
 	s := &Server{
 		store:        o.Store,
 		storeTimeout: o.StoreTimeout,
+		standby:      standby.New(o.Standby),
+		mustHave:     o.UnreadyWithoutStore,
 		log:          o.Logger,
 		encode:       o.Encode,
 		credentials:  cmp.Or(o.Credentials, insecure.NewCredentials()),
@@ -102,6 +113,7 @@ func New(o Options) *Server {
 	}
 	s.loaded.Store(&loaded{})
 	s.metrics = newMetrics(o.Registerer, s)
+	s.breakers = newBreakers(s.breakerChanged)
 	s.denied = newDenied(o.Registerer)
 	s.reportHealth()
 	return s

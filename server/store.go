@@ -20,17 +20,36 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
 }
 
+// call makes a call of the store, counted, unless the domain's breaker is open: then
+// it fails at once.
+func (s *Server) call(ctx context.Context, op, domain string, f func() error) error {
+	err := s.breakers.of(label(s.policies(), domain)).call(func() error {
+		start := time.Now()
+		err := f()
+		s.observe(ctx, op, start, err)
+		return err
+	})
+	if errors.Is(err, errBreakerOpen) {
+		s.metrics.storeErrors.WithLabelValues(op, breakerOpen).Inc()
+	}
+	return err
+}
+
 // release ends some work, and counts what it found. Its ctx is one of detach.
 func (s *Server) release(ctx context.Context, e limit.Ending) (limit.ReleaseResult, error) {
-	start := time.Now()
-	r, err := s.store.Release(ctx, e)
-	s.observe(ctx, "release", start, err)
-	if err != nil {
-		return 0, err
-	}
 	domain := e.Domain
 	if e.Lease != "" {
 		domain = e.Lease.Domain()
+	}
+	r, mine, err := s.standby.Release(e)
+	if !mine {
+		err = s.call(ctx, "release", domain, func() (err error) {
+			r, err = s.store.Release(ctx, e)
+			return err
+		})
+	}
+	if err != nil {
+		return 0, err
 	}
 	for _, f := range r.Freed {
 		s.holds.add(domain, f.Limit, r.HeldFor)
@@ -42,20 +61,37 @@ func (s *Server) release(ctx context.Context, e limit.Ending) (limit.ReleaseResu
 
 // charge charges usage, and counts it. Its ctx is one of detach.
 func (s *Server) charge(ctx context.Context, u limit.Usage) error {
-	start := time.Now()
-	charged, err := s.store.Charge(ctx, u)
-	s.observe(ctx, "charge", start, err)
+	var charged []bool
+	err := s.call(ctx, "charge", u.Domain, func() (err error) {
+		charged, err = s.store.Charge(ctx, u)
+		return err
+	})
 	if err != nil {
 		return err
 	}
+	var now []limit.Check
 	for i, c := range u.Checks {
-		result := "charged"
-		if !charged[i] {
-			result = "again"
+		result := "again"
+		if charged[i] {
+			result = "charged"
+			now = append(now, c)
 		}
 		s.metrics.usage.WithLabelValues(label(s.policies(), u.Domain), c.Name, result).Inc()
 	}
+	s.standby.Follow(u.Domain, now, "")
 	return nil
+}
+
+// renew extends a lease. Its ctx is one of detach.
+func (s *Server) renew(ctx context.Context, e limit.Extension) (limit.Renewal, error) {
+	n, mine, err := s.standby.Renew(e)
+	if !mine {
+		err = s.call(ctx, "renew", e.Lease.Domain(), func() (err error) {
+			n, err = s.store.Renew(ctx, e)
+			return err
+		})
+	}
+	return n, err
 }
 
 // observe counts a call of the store, and logs when the store goes: not each call
@@ -78,6 +114,7 @@ func (s *Server) observe(ctx context.Context, op string, start time.Time, err er
 		s.failures.Add(1)
 		if !s.storeAway.Load() && s.storeAway.CompareAndSwap(false, true) {
 			s.log.ErrorContext(ctx, "store failed", "op", op, "err", err)
+			s.reportHealth()
 		}
 	}
 	s.metrics.storeErrors.WithLabelValues(op, reason(err)).Inc()
@@ -87,7 +124,7 @@ func (s *Server) observe(ctx context.Context, op string, start time.Time, err er
 // store has come back, when it answers and no call has failed since the last look,
 // so that one that answers now and then does not fill the log.
 func (s *Server) Run(ctx context.Context) {
-	const usual, atFirst = time.Second, 50 * time.Millisecond // between two looks
+	const usual, away, atFirst = time.Second, stayOpen, 50 * time.Millisecond // between two looks
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -97,10 +134,13 @@ func (s *Server) Run(ctx context.Context) {
 		case <-timer.C:
 		}
 		s.look(ctx)
-		if s.storeFound.Load() {
-			timer.Reset(usual)
-		} else {
+		switch {
+		case !s.storeFound.Load():
 			timer.Reset(atFirst)
+		case s.breakers.someOpen():
+			timer.Reset(away)
+		default:
+			timer.Reset(usual)
 		}
 	}
 }
@@ -109,8 +149,9 @@ func (s *Server) Run(ctx context.Context) {
 func (s *Server) look(ctx context.Context) {
 	ping, cancel := context.WithTimeout(ctx, detachedTimeout)
 	defer cancel()
+	s.standby.Forget()
 	first := !s.storeFound.Load()
-	quiet := s.failures.Swap(0) == 0
+	quiet := s.failures.Swap(0) == 0 && !s.breakers.someOpen()
 	start := time.Now()
 	err := s.store.Ping(ping)
 	if ctx.Err() != nil {
@@ -120,8 +161,28 @@ func (s *Server) look(ctx context.Context) {
 	if err != nil {
 		return
 	}
+	for _, domain := range s.breakers.answered() {
+		_ = s.call(ctx, "held", domain, func() error { // counted, and looked at again
+			ctx, cancel := context.WithTimeout(ctx, s.storeTimeout)
+			defer cancel()
+			_, err := s.store.Held(ctx, domain)
+			return err
+		})
+	}
 	if quiet && s.storeAway.CompareAndSwap(true, false) || first && !s.storeAway.Load() {
 		s.log.InfoContext(ctx, "store answers")
+		s.reportHealth()
+	}
+}
+
+// breakerChanged tells that the calls for a domain, as in metrics, are not made any
+// more, or again.
+func (s *Server) breakerChanged(domain string, open bool) {
+	s.metrics.breakerOpen.WithLabelValues(domain).Set(number(open))
+	if open {
+		s.log.WarnContext(context.Background(), "store is not asked any more: its limits are decided by their failure modes", "domain", domain)
+	} else {
+		s.log.InfoContext(context.Background(), "store is asked again", "domain", domain)
 	}
 }
 
@@ -130,13 +191,16 @@ const (
 	storeTimeout     = "store_timeout"
 	storeUnavailable = "store_unavailable"
 	storeError       = "store_error"
+	breakerOpen      = "breaker_open" // the store was not asked
 )
 
-var reasons = []string{storeTimeout, storeUnavailable, storeError}
+var reasons = []string{storeTimeout, storeUnavailable, storeError, breakerOpen}
 
 // reason is the word for an error.
 func reason(err error) string {
 	switch {
+	case errors.Is(err, errBreakerOpen):
+		return breakerOpen
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return storeTimeout
 	case errors.Is(err, store.ErrUnavailable):

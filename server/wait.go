@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"weir/limit"
-	"weir/policy"
 )
 
 // waits are requests that wait for a slot: the next request of a client often
@@ -19,23 +18,26 @@ type waits struct {
 
 	mu      sync.Mutex
 	waiting map[string][]chan struct{} // by the key of the full limit, first come, first
-	// lately says how many had come free when one of a key did, for a request that was
-	// refused just before. It forgets all at once, as of forgotten.
-	lately    map[string]uint64
+	// lately has of each key the slots that came free and woke nobody, the last few, by how
+	// many had come free then: each is for one request that was refused just before. It
+	// forgets all at once, as of forgotten.
+	lately    map[string][]uint64
 	forgotten uint64
 }
 
-// maxLately is how many keys lately has at most.
-const maxLately = 4096
+const (
+	maxLately = 4096 // keys in lately, at most
+	maxFreed  = 8    // slots of each
+)
 
 func newWaits(most time.Duration) *waits {
-	return &waits{most: most, waiting: make(map[string][]chan struct{}), lately: make(map[string]uint64)}
+	return &waits{most: most, waiting: make(map[string][]chan struct{}), lately: make(map[string][]uint64)}
 }
 
 // full returns the full limits for which a refused request may wait, and how long; none
 // if anything but slots refused it.
 func (w *waits) full(checks []limit.Check, d limit.Decision) (full []limit.Check, wait time.Duration) {
-	if d.Admitted || d.StreamEnded || d.Bypass != limit.NoBypass {
+	if d.Admitted || d.StreamEnded || d.Bypass != limit.DefaultMode {
 		return nil, 0
 	}
 	for i, c := range checks {
@@ -78,11 +80,14 @@ func (w *waits) enter(full []limit.Check, since uint64) (woken chan struct{}, ok
 	}
 	woken = make(chan struct{}, 1)
 	for _, c := range full {
-		if w.forgotten > since || w.lately[c.Key] > since {
-			delete(w.lately, c.Key) // one release, one more ask
-			woken <- struct{}{}
-			return woken, true
+		slots := w.lately[c.Key]
+		if n := len(slots); n > 0 && slots[n-1] > since {
+			w.lately[c.Key] = slots[:n-1]
+		} else if w.forgotten <= since {
+			continue
 		}
+		woken <- struct{}{}
+		return woken, true
 	}
 	for _, c := range full {
 		w.waiting[c.Key] = append(w.waiting[c.Key], woken)
@@ -132,18 +137,20 @@ func (w *waits) wake(key string) {
 		clear(w.lately)
 		w.forgotten = freed
 	}
-	w.lately[key] = freed
+	slots := append(w.lately[key], freed)
+	w.lately[key] = slots[max(0, len(slots)-maxFreed):]
 }
 
 // askAndWait asks the store, and if nothing but slots is missing it waits for them: it
 // asks again whenever one came free here, and at the end for those that others gave
 // back. So a release costs one more ask, and a request that waits another. It waits
 // neither longer than the caller does, nor for a caller that has gone, and a slot for
-// which it was woken and that it does not take is the next one's.
-func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream string, checks []limit.Check) (d limit.Decision) {
+// which it was woken and that it does not take is the next one's. Without an answer of
+// the store to a later ask the refusal stays.
+func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decision) {
 	freed := s.waits.freed.Load()
-	d = s.ask(ctx, domain, stream, checks)
-	full, most := s.waits.full(checks, d)
+	d = s.ask(ctx, r)
+	full, most := s.waits.full(r.Checks, d)
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // and there must be time to ask
 	}
@@ -154,7 +161,7 @@ func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream
 	defer timer.Stop()
 	expired := d.Expired // that any ask found: each is told once
 	defer func() { d.Expired = expired }()
-	for over := false; !over && len(full) > 0; full, _ = s.waits.full(checks, d) {
+	for over := false; !over && len(full) > 0; full, _ = s.waits.full(r.Checks, d) {
 		woken, ok := s.waits.enter(full, freed)
 		if !ok {
 			return d
@@ -174,14 +181,22 @@ func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream
 		}
 		s.waits.leave(full, woken)
 		freed = s.waits.freed.Load()
-		d = s.ask(ctx, domain, stream, checks)
+		timeout := s.storeTimeout
+		if end, ok := ctx.Deadline(); ok { // the caller must hear of it, too
+			timeout = min(timeout, time.Until(end)*3/4)
+		}
+		again, err := s.askStore(ctx, timeout, r)
+		if err != nil {
+			break // the store has refused it, and says nothing else in time
+		}
+		d = again
 		expired += d.Expired
 	}
-	for i, c := range checks {
+	for i, c := range r.Checks {
 		if _, slot := c.Limit.(limit.Concurrency); slot && !d.Admitted && !c.Shadow && d.Results[i].Passed {
 			s.waits.wake(c.Key) // another limit refused
 		}
 	}
-	s.metrics.waited(label(set, domain), d)
+	s.metrics.waited(label(s.policies(), r.Domain), d)
 	return d
 }

@@ -3,11 +3,14 @@ package server_test
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"weir/envoy"
+	"weir/limit"
 	weirv1 "weir/proto/weir/v1"
+	"weir/store"
 	"weir/store/memory"
 	"weir/store/storetest"
 )
@@ -196,4 +199,73 @@ func TestWhatARequestFindsExpiredIsCountedThoughItWaits(t *testing.T) {
 	if got := s.metric(t, `weir_leases_expired_total{domain="d"}`); got != 1 {
 		t.Errorf("%v leases expired, want 1", got)
 	}
+}
+
+// Whom the store has refused is not let pass since it is away when it is asked again.
+func TestAWaitDoesNotTurnARefusalIntoABypass(t *testing.T) {
+	clock := storetest.NewClock()
+	asks := 0
+	s := serviceOn(t, &hooked{Store: memory.New(memory.Options{Now: clock.Now}), decided: func(d limit.Decision) (limit.Decision, error) {
+		if asks++; asks == 3 {
+			return limit.Decision{}, store.ErrUnavailable
+		}
+		return d, nil
+	}}, clock, envoy.Options{})
+	s.setPolicy(t, waitPolicy)
+	acquire(t, s.leases, typed("short", "a"))
+	if r := acquire(t, s.leases, typed("short", "a")); r.GetAdmitted() || asks != 3 {
+		t.Errorf("after %d asks: %v, want a refusal after 3", asks, r)
+	}
+}
+
+// One slot that comes free is not for all who were refused just before: they would all
+// ask again.
+func TestASlotWakesNotAllWhoWereRefusedBefore(t *testing.T) {
+	const n = 50
+	clock := storetest.NewClock()
+	var asks atomic.Int32
+	free := make(chan struct{})
+	s := serviceOn(t, &hooked{Store: memory.New(memory.Options{Now: clock.Now}), decided: func(d limit.Decision) (limit.Decision, error) {
+		if got := asks.Add(1); got > 1+n {
+			time.Sleep(5 * time.Millisecond) // as long as a store takes
+		} else if got > 1 {
+			<-free
+		}
+		return d, nil
+	}}, clock, envoy.Options{})
+	s.setPolicy(t, "domain: d\ndescriptors:\n  - {key: lane, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 100ms}}\n")
+	held := acquire(t, s.leases, typed("lane", "a")).GetLease()
+	var work sync.WaitGroup
+	for range n {
+		work.Go(func() { acquire(t, s.leases, typed("lane", "a")) })
+	}
+	storetest.Eventually(t, "all are refused", func() bool { return asks.Load() == 1+n })
+	release(t, s.leases, held.GetId())
+	close(free)
+	work.Wait()
+	if got := asks.Load() - 1 - n; got > 2 { // of the one, and of one that waited
+		t.Errorf("%d requests asked again, want 2", got)
+	}
+}
+
+// hooked is a store with a say in what it decides, and before a release.
+type hooked struct {
+	store.Store
+	decided   func(limit.Decision) (limit.Decision, error)
+	releasing func(limit.Ending)
+}
+
+func (h *hooked) Decide(ctx context.Context, r limit.Request) (limit.Decision, error) {
+	d, err := h.Store.Decide(ctx, r)
+	if err == nil && h.decided != nil {
+		return h.decided(d)
+	}
+	return d, err
+}
+
+func (h *hooked) Release(ctx context.Context, e limit.Ending) (limit.Release, error) {
+	if h.releasing != nil {
+		h.releasing(e)
+	}
+	return h.Store.Release(ctx, e)
 }

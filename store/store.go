@@ -14,6 +14,11 @@ import (
 // reached or did not answer in time. The call may have taken effect.
 var ErrUnavailable = errors.New("store unavailable")
 
+// ErrNotServing is wrapped beside [ErrUnavailable] if the store itself answered that it
+// cannot do what was asked now: it is there, and other calls may succeed, as a release
+// does while it has no memory left for decisions.
+var ErrNotServing = errors.New("the store cannot do that now")
+
 // CheckRequest returns an error for a request that breaks the contract of
 // [limit.Request]: a bug of the caller's, which no store may turn into state.
 func CheckRequest(r limit.Request) error {
@@ -69,8 +74,9 @@ type Store interface {
 	Charge(ctx context.Context, u limit.Usage) ([]bool, error)
 
 	// Renew extends a live lease by its whole life from now on. It never revives
-	// one that ended, expired or was lost.
-	Renew(ctx context.Context, id limit.LeaseID) (limit.Renewal, error)
+	// one that ended, expired or was lost. To a stream's sign of life a lease that
+	// lingers is lost.
+	Renew(ctx context.Context, e limit.Extension) (limit.Renewal, error)
 
 	// Inspect tells how each check's limit stands for its subject, all at one
 	// instant of the store's clock; the hits of a check do not matter. It writes

@@ -22,6 +22,7 @@ import (
 	"weir/store"
 	"weir/store/memory"
 	"weir/store/redis"
+	"weir/store/standby"
 )
 
 type serveCommand struct {
@@ -35,8 +36,9 @@ type serveCommand struct {
 	HTTPListen                string        `name:"http-listen" env:"WEIR_HTTP_LISTEN" default:":8080" placeholder:"ADDR" help:"Address of /healthz, /metrics, /json (${default})."`
 	AdminListen               string        `env:"WEIR_ADMIN_LISTEN" default:"127.0.0.1:6070" placeholder:"ADDR" help:"Address of /rlconfig and /debug/pprof/ (${default}); keep it private. Empty: none."`
 	StoreTimeout              time.Duration `env:"WEIR_STORE_TIMEOUT" default:"10ms" help:"How long a decision waits for Redis; below the 20ms that Envoy waits (${default})."`
-	FailureMode               string        `env:"WEIR_FAILURE_MODE" enum:"open" default:"open" help:"What happens when Redis does not answer: open admits, counted and flagged. (Only open in this version.)"`
-	Replicas                  int           `env:"WEIR_REPLICAS" default:"1" help:"How many replicas share the load (${default}). (It has no effect yet: it is for the failure mode local.)"`
+	FailureMode               string        `env:"WEIR_FAILURE_MODE" enum:"open,closed,local" default:"open" help:"What becomes of limits while Redis does not answer, where their policy does not say: open admits, closed refuses, local decides by this replica's share (${default})."`
+	Replicas                  int           `env:"WEIR_REPLICAS" default:"1" help:"How many replicas share the load, at most: the share of one in the failure mode local (${default})."`
+	UnreadyWithoutStore       bool          `env:"WEIR_UNREADY_WITHOUT_STORE" help:"Say not ready while Redis does not answer. Otherwise it is ready, and degraded."`
 	MaxWait                   time.Duration `env:"WEIR_MAX_WAIT" default:"2ms" help:"How long a request waits for a slot of a full lane or pool before it is refused, where its policy does not say (${default}); 0: it does not wait."`
 	Shadow                    bool          `env:"WEIR_SHADOW" help:"Refuse nobody: evaluate and count every limit as if it were in shadow_mode, for a first week."`
 	Lenient                   bool          `env:"WEIR_LENIENT" help:"Load, with a warning, what envoyproxy/ratelimit accepts by mistake."`
@@ -60,6 +62,9 @@ The service stops on SIGTERM or SIGINT: it says that it is not ready, finishes w
 // which a GOGC of 400 would not promise.
 const gcHeadroom = 32 << 20
 
+// maxReplicas is more than anybody has.
+const maxReplicas = 100_000
+
 // Run runs the service until its context ends.
 func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	signal.Ignore(syscall.SIGPIPE) // a log that nobody reads must not end the service
@@ -73,6 +78,9 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	}
 	if c.StoreTimeout <= 0 {
 		return fmt.Errorf("--store-timeout must be above 0, got %v; the default is 10ms", c.StoreTimeout)
+	}
+	if c.Replicas < 1 || c.Replicas > maxReplicas {
+		return fmt.Errorf("--replicas must be 1..%d, got %d; write how many processes there are at most", maxReplicas, c.Replicas)
 	}
 	if redis.HasPassword(c.Redis) && isArgument(parsed, "redis") {
 		return errors.New("--redis has a password, which everybody on this machine can see in the list of processes: put it into a file for --redis-password-file, or set WEIR_REDIS instead")
@@ -99,15 +107,17 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 		return errors.Join(err, st.Close())
 	}
 	srv := server.New(server.Options{
-		Store:        st,
-		MaxAge:       c.MaxConnectionAge,
-		StoreTimeout: c.StoreTimeout,
-		MaxWait:      c.MaxWait,
-		Logger:       log,
-		Registerer:   registry,
-		Encode:       envoy.Options{LeaseHeader: c.LeaseHeader, RateLimitHeaders: c.RateLimitHeaders},
-		Credentials:  secure.credentials(),
-		Access:       secure.access,
+		Store:               st,
+		StoreTimeout:        c.StoreTimeout,
+		Standby:             standby.Options{Mode: limit.ParseFailureMode(c.FailureMode), Replicas: c.Replicas},
+		MaxWait:             c.MaxWait,
+		Logger:              log,
+		Registerer:          registry,
+		UnreadyWithoutStore: c.UnreadyWithoutStore,
+		Encode:              envoy.Options{LeaseHeader: c.LeaseHeader, RateLimitHeaders: c.RateLimitHeaders},
+		MaxAge:              c.MaxConnectionAge,
+		Credentials:         secure.credentials(),
+		Access:              secure.access,
 	})
 	srv.SetPolicy(con.ctx, files.Read())
 

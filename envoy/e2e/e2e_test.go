@@ -36,6 +36,7 @@ type stack struct {
 	weirs    []*servertest.Process // replicas
 	upstream *upstream
 	envoy    *envoy
+	redis    *storetest.Redis // where the test has need of it
 	client   *http.Client
 	asked    atomic.Int64 // requests sent
 }
@@ -90,14 +91,15 @@ func (s *stack) front(t *testing.T, changes ...change) *envoy {
 	for _, w := range s.weirs {
 		weirs = append(weirs, endpoint(t, w.GRPC))
 	}
-	return startEnvoy(t, configure(t, slices.Concat([]change{
+	config := configure(t, slices.Concat([]change{
 		port("9901", "0"),
 		port("10000", "0"),
 		port("9000", portOf(t, s.upstream.Listener.Addr().String())),
 		{weirEndpoint, strings.Join(weirs, "\n        ")},
 		{"timeout: 0.02s", "timeout: 20s"},
 		{"max_interval: 0.02s", "max_interval: 20s"},
-	}, changes)...))
+	}, changes)...)
+	return startEnvoy(t, strings.ReplaceAll(config, upstreamEndpoint, endpoint(t, s.upstream.Listener.Addr().String())))
 }
 
 func portOf(t *testing.T, address string) string {
@@ -229,9 +231,14 @@ func (s *stack) hold(t *testing.T, account string) held {
 // holdAt is hold with another path, and further headers.
 func (s *stack) holdAt(t *testing.T, account, path string, headers ...string) held {
 	t.Helper()
+	return s.holdBy(t, s.client, account, path, headers...)
+}
+
+func (s *stack) holdBy(t *testing.T, client *http.Client, account, path string, headers ...string) held {
+	t.Helper()
 	h := held{ended: make(chan result, 1)}
 	go func() {
-		a, err := s.send(t.Context(), account, path, headers...)
+		a, err := s.sendBy(t.Context(), client, http.MethodGet, account, path, headers...)
 		h.ended <- result{a, err}
 	}()
 	select {
@@ -246,7 +253,6 @@ func (s *stack) holdAt(t *testing.T, account, path string, headers ...string) he
 // free.
 func (h held) end(t *testing.T, s *stack) {
 	t.Helper()
-	released := `weir_leases_released_total{domain="inference",result="RELEASED"}`
 	before := s.total(t, released)
 	close(h.visit.leave)
 	r := <-h.ended

@@ -1,10 +1,11 @@
 package e2e
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
-	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -15,14 +16,15 @@ import (
 
 // Samples of weir's metrics.
 const (
-	heldNow  = `weir_leases_held{domain="inference"}`
-	granted  = `weir_leases_granted_total{domain="inference"}`
-	released = `weir_leases_released_total{domain="inference",result="RELEASED"}`
-	notHeld  = `weir_leases_released_total{domain="inference",result="NOT_HELD"}`
-	expired  = `weir_leases_expired_total{domain="inference"}`
-	broken   = `weir_access_logs_broken_total`
-	renewals = `weir_access_log_entries_total{domain="inference",kind="renewal"}`
-	ends     = `weir_access_log_entries_total{domain="inference",kind="end"}`
+	heldNow   = `weir_leases_held{domain="inference"}`
+	granted   = `weir_leases_granted_total{domain="inference"}`
+	released  = `weir_leases_released_total{domain="inference",result="RELEASED"}`
+	lingering = `weir_leases_released_total{domain="inference",result="LINGERING"}`
+	notHeld   = `weir_leases_released_total{domain="inference",result="NOT_HELD"}`
+	expired   = `weir_leases_expired_total{domain="inference"}`
+	broken    = `weir_access_logs_broken_total`
+	renewals  = `weir_access_log_entries_total{domain="inference",kind="renewal"}`
+	ends      = `weir_access_log_entries_total{domain="inference",kind="end"}`
 )
 
 // eventually waits until a sample has a value.
@@ -55,6 +57,27 @@ func (s *stack) wantFree(t *testing.T, account string, want int) {
 	}
 }
 
+// startOnRedis runs a stack with a Redis of its own.
+func startOnRedis(t *testing.T, changes ...change) *stack {
+	t.Helper()
+	r := storetest.StartRedis(t, storetest.AnyRedis(t))
+	s := start(t, onRedis(r), changes...)
+	s.redis = r
+	return s
+}
+
+// wantEnded waits until nothing is taken any more, and checks how the leases of all
+// replicas have ended: each once.
+func (s *stack) wantEnded(t *testing.T, byRelease, byExpiry int) {
+	t.Helper()
+	storetest.Eventually(t, "Redis has nothing that is taken", func() bool { return s.taken(t) == "" })
+	s.eventually(t, heldNow, 0)
+	storetest.Eventually(t, "every lease has ended", func() bool { return s.total(t, released)+s.total(t, expired) >= byRelease+byExpiry })
+	if r, e := s.total(t, released), s.total(t, expired); r != byRelease || e != byExpiry {
+		t.Errorf("%d leases were released and %d expired, want %d and %d", r, e, byRelease, byExpiry)
+	}
+}
+
 // lonely is an address of loopback that nobody else has: a service that is restarted
 // there finds its port free, which connections from 127.0.0.1 might have taken.
 func lonely() string {
@@ -68,7 +91,7 @@ var lonelies atomic.Int32
 // An operator drains an Envoy before it ends: nothing is left to expire.
 func TestADrainedEnvoyLeavesNothing(t *testing.T) {
 	t.Parallel()
-	s := start(t, onRedis(storetest.StartRedis(t, storetest.AnyRedis(t))))
+	s := startOnRedis(t)
 	var all []held
 	for range 3 {
 		all = append(all, s.hold(t, "alice"))
@@ -78,6 +101,7 @@ func TestADrainedEnvoyLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = r.Body.Close()
+	s.get(t, "bob", "/ok").want(t, http.StatusOK) // who comes meanwhile
 	for _, h := range all {
 		close(h.visit.leave)
 		r := <-h.ended
@@ -91,16 +115,14 @@ func TestADrainedEnvoyLeavesNothing(t *testing.T) {
 	// Envoy connects for them: an operator waits for a second more.
 	s.eventually(t, heldNow, 0)
 	s.envoy.end(t, syscall.SIGTERM)
-	if g, r, e := s.metric(t, granted), s.metric(t, released), s.metric(t, expired); g != 3 || r != 3 || e != 0 {
-		t.Errorf("%d leases granted, %d released, %d expired, want 3, 3, 0", g, r, e)
-	}
+	s.wantEnded(t, 4, 0)
 }
 
 // An Envoy that dies tells nobody. Its access log breaks, which is counted, and its
 // slots are free when their leases expire.
 func TestTheSlotsOfAnEnvoyThatDiesExpire(t *testing.T) {
 	t.Parallel()
-	s := start(t, onRedis(storetest.StartRedis(t, storetest.AnyRedis(t))))
+	s := startOnRedis(t)
 	s.get(t, "brief", "/ok").want(t, http.StatusOK)
 	s.eventually(t, ends, 1) // the access log is open
 	var all []held
@@ -120,16 +142,16 @@ func TestTheSlotsOfAnEnvoyThatDiesExpire(t *testing.T) {
 	s.eventually(t, heldNow, 0)
 	s.envoy = s.front(t)
 	s.wantFree(t, "brief", 3)
-	if got := s.metric(t, expired); got != 3 {
-		t.Errorf("%d leases expired, want 3", got)
+	s.wantEnded(t, 4, 3)
+	if got := len(s.upstream.of("brief")); got != 7 {
+		t.Errorf("the upstream was called %d times, want 7", got)
 	}
 }
 
 // A stream may be longer than its lease, as long as its Envoy lives.
 func TestHeartbeatsKeepALease(t *testing.T) {
 	t.Parallel()
-	s := start(t, onRedis(storetest.StartRedis(t, storetest.AnyRedis(t))),
-		change{"access_log_flush_interval: 30s", "access_log_flush_interval: 0.1s"})
+	s := startOnRedis(t, change{"access_log_flush_interval: 30s", "access_log_flush_interval: 0.1s"})
 	h := s.hold(t, "brief")
 	storetest.Eventually(t, "the stream has lived for longer than its lease of 2 s", func() bool {
 		got, _ := sampleOf(t, s.weir, renewals)
@@ -148,9 +170,7 @@ func TestHeartbeatsKeepALease(t *testing.T) {
 	s.eventually(t, heldNow, 0)
 	s.envoy = s.front(t)
 	s.wantFree(t, "brief", 3)
-	if got := s.metric(t, expired); got != 1 {
-		t.Errorf("%d leases expired, want that of the Envoy that died", got)
-	}
+	s.wantEnded(t, 6, 1)
 }
 
 // pair runs a stack of two replicas that share a Redis, and can be restarted.
@@ -158,7 +178,11 @@ func pair(t *testing.T, r *storetest.Redis) (s *stack, restart func(i int)) {
 	t.Helper()
 	flags := func(address string) []string { return append(onRedis(r), "--grpc-listen", address) }
 	s = startReplicas(t, "testdata/policy.yaml", [][]string{flags(lonely() + ":0"), flags(lonely() + ":0")})
-	return s, func(i int) { s.weirs[i] = startWeir(t, "testdata/policy.yaml", flags(s.weirs[i].GRPC)...) }
+	s.redis = r
+	return s, func(i int) {
+		s.weirs[i] = startWeir(t, "testdata/policy.yaml", flags(s.weirs[i].GRPC)...)
+		s.weir = s.weirs[0]
+	}
 }
 
 func stop(t *testing.T, w *servertest.Process) {
@@ -194,12 +218,15 @@ func TestReplicasAreRestartedOneAfterTheOther(t *testing.T) {
 	for _, h := range all {
 		h.end(t, s)
 	}
-	s.eventually(t, heldNow, 0)
+	storetest.Eventually(t, "Redis has nothing that is taken", func() bool { return s.taken(t) == "" })
 	if got := s.total(t, expired); got != 0 {
 		t.Errorf("%d leases expired, want 0", got)
 	}
 	if got := s.envoy.counters(t)["failure_mode_allowed"]; got != 0 {
 		t.Errorf("%d requests passed unasked, want 0", got)
+	}
+	if a, b := len(s.upstream.of("alice")), len(s.upstream.of("bob")); a != 5 || b != 40 {
+		t.Errorf("the upstream was called %d times for alice and %d for bob, want 5 and 40", a, b)
 	}
 }
 
@@ -221,24 +248,53 @@ func TestAReleaseWaitsForWeir(t *testing.T) {
 	storetest.Eventually(t, "a release is tried again", func() bool { return s.envoy.counter(t, "cluster.weir_release.upstream_rq_retry") > 12 })
 	restart(0)
 	restart(1)
-	s.eventually(t, heldNow, 0)
-	if got := s.total(t, released); got != 1 {
-		t.Errorf("%d leases released, want 1", got)
-	}
+	s.wantEnded(t, 1, 0)
 	s.wantFree(t, "alice", 3)
+}
+
+// What passed while there was no weir runs beside the limit, and takes nobody's slot
+// when it ends.
+func TestWhatPassedUnaskedReleasesNothing(t *testing.T) {
+	t.Parallel()
+	s, restart := pair(t, storetest.StartRedis(t, storetest.AnyRedis(t)))
+	asked := []held{s.hold(t, "alice"), s.hold(t, "alice")}
+	for _, w := range s.weirs {
+		stop(t, w)
+	}
+	unasked := s.hold(t, "alice")
+	restart(0)
+	restart(1)
+	asked = append(asked, s.hold(t, "alice"))
+	s.get(t, "alice", "/ok").wantRefused(t, http.StatusTooManyRequests, "lane")
+	close(unasked.visit.leave)
+	if r := <-unasked.ended; r.err != nil || r.code != http.StatusOK {
+		t.Errorf("%+v, want 200", r)
+	}
+	// The filter tells its end, and so does the access log.
+	storetest.Eventually(t, "it is released, in vain", func() bool { return s.total(t, notHeld) >= 1 })
+	if got := s.metric(t, heldNow); got != 3 {
+		t.Errorf("%d leases are held, want 3", got)
+	}
+	s.get(t, "alice", "/ok").wantRefused(t, http.StatusTooManyRequests, "lane")
+	for _, h := range asked {
+		h.end(t, s)
+	}
+	s.wantEnded(t, 3, 0)
+	if got := len(s.upstream.of("alice")); got != 4 {
+		t.Errorf("the upstream was called %d times, want 4", got)
+	}
 }
 
 // Redis comes back empty: nothing is held, and what began before frees nobody's slot.
 func TestAnEmptyRedisHoldsNothing(t *testing.T) {
 	t.Parallel()
-	r := storetest.StartRedis(t, storetest.AnyRedis(t))
-	s := start(t, onRedis(r))
+	s := startOnRedis(t)
 	var old, young []held
 	for range 3 {
 		old = append(old, s.hold(t, "alice"))
 	}
-	r.Kill()
-	r.Start(t)
+	s.redis.Kill()
+	s.redis.Start(t)
 	s.eventually(t, heldNow, 0)
 	for range 2 {
 		young = append(young, s.hold(t, "alice"))
@@ -255,45 +311,46 @@ func TestAnEmptyRedisHoldsNothing(t *testing.T) {
 	for _, h := range young {
 		h.end(t, s)
 	}
-	s.eventually(t, heldNow, 0)
+	s.wantEnded(t, 3, 0)
 }
 
-// Either way of release is enough.
-func TestOneWayOfReleaseSuffices(t *testing.T) {
+// Redis comes back with what it had.
+func TestARedisThatRemembersHoldsTheSlots(t *testing.T) {
 	t.Parallel()
-	nowhere := cluster("nowhere", "- endpoint: {address: {socket_address: {address: 127.0.0.1, port_value: 1}}}")
-	for name, to := range map[string]change{
-		"release":    {"                grpc_service: {envoy_grpc: {cluster_name: weir_release}}\n", "                grpc_service: {envoy_grpc: {cluster_name: nowhere}}\n"},
-		"access log": {"                  envoy_grpc: {cluster_name: weir_release}\n", "                  envoy_grpc: {cluster_name: nowhere}\n"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := start(t, onRedis(storetest.StartRedis(t, storetest.AnyRedis(t))), append(slices.Clone(upstreamRoutes), nowhere, to)...)
-			endAll(t, s, []ending{
-				{"200", status("/ok", 200), 1, 1},
-				{"the upstream closes", status("/panic", 503), 1, 1},
-				{"the client leaves before the answer", leaves("/hold"), 1, 1},
-				{"the client leaves within the answer", leaves("/drip"), 1, 1},
-				{"the route's time-out", status("/timeout", 504), 1, 1},
-				{"no connection to the upstream", status("/dead", 503), 1, 0},
-				{"a WebSocket", webSocket, 1, 1},
-			})
-		})
+	r := storetest.StartRedis(t, storetest.AnyRedis(t), "--appendonly", "yes", "--appendfsync", "always")
+	s := start(t, onRedis(r))
+	s.redis = r
+	var all []held
+	for range 3 {
+		all = append(all, s.hold(t, "alice"))
 	}
+	s.redis.Kill()
+	// An end that is told while Redis is away is told again.
+	close(all[0].visit.leave)
+	if r := <-all[0].ended; r.err != nil || r.code != http.StatusOK {
+		t.Errorf("%+v, want 200", r)
+	}
+	s.redis.Start(t)
+	s.eventually(t, heldNow, 2)
+	all[0] = s.hold(t, "alice")
+	s.get(t, "alice", "/ok").wantRefused(t, http.StatusTooManyRequests, "lane")
+	for _, h := range all {
+		h.end(t, s)
+	}
+	s.wantEnded(t, 4, 0)
 }
 
 // Envoy asks for a release again if weir is slow to answer: Redis was, and does both
 // when it can.
 func TestAReleaseThatComesTwiceFreesOneSlot(t *testing.T) {
 	t.Parallel()
-	r := storetest.StartRedis(t, storetest.AnyRedis(t))
-	s := start(t, onRedis(r))
+	s := startOnRedis(t)
 	h, other := s.hold(t, "alice"), s.hold(t, "alice")
-	signal(t, r, syscall.SIGSTOP)
+	signal(t, s.redis, syscall.SIGSTOP)
 	close(h.visit.leave)
 	answer := <-h.ended
 	storetest.Eventually(t, "Envoy asks again", func() bool { return s.envoy.counter(t, "cluster.weir_release.upstream_rq_retry") > 0 })
-	signal(t, r, syscall.SIGCONT)
+	signal(t, s.redis, syscall.SIGCONT)
 	if answer.err != nil {
 		t.Error(answer.err)
 	}
@@ -312,7 +369,7 @@ func TestAReleaseThatComesTwiceFreesOneSlot(t *testing.T) {
 // Envoy does not wait for weir. What weir grants all the same is given back.
 func TestAnAnswerThatCameTooLateLeavesNothing(t *testing.T) {
 	t.Parallel()
-	s := start(t, onRedis(storetest.StartRedis(t, storetest.AnyRedis(t))))
+	s := startOnRedis(t)
 	s.envoy = s.front(t, change{"timeout: 20s", "timeout: 0.02s"}, change{"max_interval: 20s", "max_interval: 0.02s"})
 	s.get(t, "alice", "/ok").want(t, http.StatusOK)
 	for range 10 {
@@ -326,8 +383,41 @@ func TestAnAnswerThatCameTooLateLeavesNothing(t *testing.T) {
 	storetest.Eventually(t, "every lease is released", func() bool {
 		return s.metric(t, heldNow) == 0 && s.metric(t, granted) == s.metric(t, released)
 	})
+	s.envoy = s.front(t) // one that waits
 	s.wantFree(t, "carol", 3)
 	if got := s.metric(t, expired); got != 0 {
 		t.Errorf("%d leases expired, want 0", got)
+	}
+}
+
+// A refused request costs weir one question, whatever headers its client invents.
+func TestARefusalCostsNoRelease(t *testing.T) {
+	t.Parallel()
+	s := start(t, nil)
+	var all []held
+	for range 3 {
+		all = append(all, s.hold(t, "alice"))
+	}
+	const calls = "cluster.weir_release.upstream_rq_total"
+	before := s.envoy.counter(t, calls)
+	s.get(t, "alice", "/ok").wantRefused(t, http.StatusTooManyRequests, "lane")
+	for range 10 {
+		s.get(t, "alice", "/ok", "no-such-header", "x", "none", "x").wantRefused(t, http.StatusTooManyRequests, "lane")
+	}
+	c := s.dial(t)
+	defer func() { _ = c.Close() }()
+	if _, err := io.WriteString(c, "GET /ok HTTP/1.1\r\nHost: x\r\nX-Account: alice\r\n:none: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || r.StatusCode != http.StatusBadRequest {
+		t.Errorf("%v, %v, want 400", r, err)
+	}
+	for _, h := range all {
+		h.end(t, s)
+	}
+	s.eventually(t, heldNow, 0)
+	storetest.Eventually(t, "the three are released", func() bool { return s.envoy.counter(t, calls) >= before+3 })
+	if got := s.envoy.counter(t, calls) - before; got > 5 { // with the log of each worker
+		t.Errorf("%d calls, want the releases of three streams", got)
 	}
 }

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"compress/gzip"
 	"context"
 	"fmt"
 	"io"
@@ -12,20 +13,28 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+
 	weirv1 "weir/proto/weir/v1"
 	"weir/store/storetest"
 )
 
-// upstream is the service behind Envoy. It releases each request's lease, as
-// docs/envoy.md shows it.
+// upstream is the service behind Envoy, by HTTP/1.1, HTTP/2 and gRPC (health). It
+// releases each request's lease, as docs/envoy.md shows it.
 type upstream struct {
 	*httptest.Server
 	leases  weirv1.LeaseServiceClient
+	calls   *grpc.Server
 	holding chan visit // requests that wait until their visit ends
 
 	mu     sync.Mutex // guards visits
 	visits map[string][]visit
 }
+
+const largeParts = 32 // of 1 MiB
 
 // visit is a request that reached the upstream.
 type visit struct {
@@ -35,13 +44,25 @@ type visit struct {
 }
 
 func startUpstream(t *testing.T, leases weirv1.LeaseServiceClient) *upstream {
-	u := &upstream{leases: leases, holding: make(chan visit), visits: make(map[string][]visit)}
+	u := &upstream{leases: leases, calls: grpc.NewServer(grpc.StreamInterceptor(brief)), holding: make(chan visit), visits: make(map[string][]visit)}
+	healthpb.RegisterHealthServer(u.calls, health.NewServer())
 	u.Server = httptest.NewUnstartedServer(u.releasing(t, http.HandlerFunc(u.work)))
+	u.Config.Protocols = new(http.Protocols)
+	u.Config.Protocols.SetHTTP1(true)
+	u.Config.Protocols.SetUnencryptedHTTP2(true)
 	// net/http tells the panics of handlers here.
 	u.Config.ErrorLog = slog.NewLogLogger(slog.NewTextHandler(t.Output(), nil), slog.LevelError)
 	u.Start()
 	t.Cleanup(u.Close)
 	return u
+}
+
+// brief ends a stream of a client with x-brief after a message.
+func brief(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	if md, _ := metadata.FromIncomingContext(stream.Context()); md.Get("x-brief") != nil {
+		return stream.SendMsg(&healthpb.HealthCheckResponse{Status: healthpb.HealthCheckResponse_SERVING})
+	}
+	return handle(srv, stream)
 }
 
 // releasing releases the lease of a request when next has ended: by return or by
@@ -79,6 +100,10 @@ func (u *upstream) work(w http.ResponseWriter, r *http.Request) {
 	u.mu.Lock()
 	u.visits[account] = append(u.visits[account], v)
 	u.mu.Unlock()
+	if strings.HasPrefix(r.Header.Get("content-type"), "application/grpc") {
+		u.calls.ServeHTTP(w, r)
+		return
+	}
 
 	what, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	if do := r.URL.Query().Get("do"); do != "" {
@@ -91,13 +116,17 @@ func (u *upstream) work(w http.ResponseWriter, r *http.Request) {
 	switch what {
 	case "json":
 		w.Header().Set("content-type", "application/json")
-		_, _ = fmt.Fprintf(w, `{"answer": "done", "usage": {"total_tokens": %s}}`, used)
+		to, end := packing(w, r)
+		_, _ = fmt.Fprintf(to, `{"answer": "done", "usage": {"total_tokens": %s}}`, used)
+		end()
 	case "sse": // the usage stands in the last event but one
 		w.Header().Set("content-type", "text/event-stream")
+		to, end := packing(w, r)
 		for _, data := range []string{`{"answer": "do", "usage": null}`, `{"answer": "ne"}`, `{"usage": {"total_tokens": ` + used + `}}`, "[DONE]"} {
-			_, _ = fmt.Fprintf(w, "data: %s\n\n", data)
+			_, _ = fmt.Fprintf(to, "data: %s\n\n", data)
 			_ = http.NewResponseController(w).Flush()
 		}
+		end()
 	case "ok":
 		_, _ = io.WriteString(w, "done")
 	case "stream": // the response begins long before its end
@@ -133,6 +162,37 @@ func (u *upstream) work(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "do")
 		_ = http.NewResponseController(w).Flush()
 		panic(http.ErrAbortHandler)
+	case "garbage": // no HTTP
+		if c, _, err := http.NewResponseController(w).Hijack(); err == nil {
+			_, _ = io.WriteString(c, "as the test asks\r\n\r\n")
+			_ = c.Close()
+		}
+	case "hints": // before the answer
+		w.WriteHeader(http.StatusEarlyHints)
+		_, _ = io.WriteString(w, "done")
+	case "early": // before it has read the request
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		http.Error(w, "no more", http.StatusRequestEntityTooLarge)
+	case "trailers":
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(w, "done")
+		w.Header().Set(http.TrailerPrefix+"x-end", "told")
+	case "away": // over HTTP/2 a GOAWAY
+		w.Header().Set("connection", "close")
+		_, _ = io.WriteString(w, "done")
+	case "large": // more than lies between it and a client that does not read
+		part := make([]byte, 1<<20)
+		for range largeParts {
+			if _, err := w.Write(part); err != nil {
+				return
+			}
+		}
+	case "slow": // the first time
+		if len(u.of(account)) == 1 {
+			<-r.Context().Done()
+			return
+		}
+		_, _ = io.WriteString(w, "done")
 	case "flaky": // twice
 		if len(u.of(account)) < 3 {
 			http.Error(w, "not yet", http.StatusServiceUnavailable)
@@ -140,16 +200,22 @@ func (u *upstream) work(w http.ResponseWriter, r *http.Request) {
 		}
 		_, _ = io.WriteString(w, "done")
 	case "redirect":
-		http.Redirect(w, r, "/ok", http.StatusFound)
-	case "socket": // an upgrade, and an echo
+		w.Header().Set("location", "http://"+r.Host+"/ok") // whole, or Envoy passes it on
+		w.WriteHeader(http.StatusFound)
+	case "socket": // an upgrade, and an echo until it hears "bye"
 		c, in, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			return
 		}
 		defer func() { _ = c.Close() }()
 		_, _ = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Accept: ICX+Yqv66kxgM0FcWaLWlFLwTAI=\r\n\r\n")
-		_, _ = io.Copy(c, in)
+		for line := ""; err == nil && line != "bye\n"; {
+			if line, err = in.ReadString('\n'); err == nil {
+				_, err = io.WriteString(c, line)
+			}
+		}
 	case "error":
+		w.Header().Set("x-after", "100")
 		http.Error(w, "failed", http.StatusInternalServerError)
 	case "panic":
 		panic("as the test asks")
@@ -167,6 +233,17 @@ func (u *upstream) work(w http.ResponseWriter, r *http.Request) {
 	default:
 		http.NotFound(w, r)
 	}
+}
+
+// packing is where a response is written that is compressed for those who ask for it, as
+// Go's client does.
+func packing(w http.ResponseWriter, r *http.Request) (to io.Writer, end func()) {
+	if !strings.Contains(r.Header.Get("accept-encoding"), "gzip") {
+		return w, func() {}
+	}
+	w.Header().Set("content-encoding", "gzip")
+	z := gzip.NewWriter(w)
+	return z, func() { _ = z.Close() }
 }
 
 // of returns the visits of an account, in the order of their coming.

@@ -202,6 +202,13 @@ func TestTheAccountIsAClaimOfTheToken(t *testing.T) {
 	}
 	s.get(t, "alice", "/ok", "authorization", "Bearer "+token(t, other, "https://login.example.com", "alice")).want(t, http.StatusUnauthorized)
 	s.wantAuthenticated(t)
+	// Whose token says no account has limits all the same.
+	nobody := "Bearer " + token(t, private, "https://login.example.com", "")
+	for range 10 {
+		s.get(t, "alice", "/ok", "authorization", nobody).want(t, http.StatusOK)
+	}
+	storetest.Eventually(t, "its slots are free", func() bool { return s.metric(t, heldNow) == 0 })
+	s.get(t, "alice", "/ok", "authorization", nobody).wantRefused(t, http.StatusTooManyRequests, "requests")
 }
 
 // token makes a JSON Web Token.
@@ -374,7 +381,10 @@ func TestRoutesHaveLimitsOfTheirOwn(t *testing.T) {
 	for range 2 {
 		all = append(all, s.holdAt(t, "alice", "/chat?do=hold"))
 	}
-	s.get(t, "bob", "/chat?do=ok").wantRefused(t, http.StatusServiceUnavailable, "chat")
+	for _, path := range []string{"/chat", "//chat", "/./chat", "/x/../chat", "/x/%2e%2e/chat", "/%63hat"} { // as a service may read them
+		s.get(t, "bob", path+"?do=ok").wantRefused(t, http.StatusServiceUnavailable, "chat")
+	}
+	s.get(t, "bob", "/x%2f..%2fchat").want(t, http.StatusBadRequest)
 	// The other pool has room, and alice's lane is the same on every route.
 	s.get(t, "bob", "/ok").want(t, http.StatusOK)
 	all = append(all, s.hold(t, "alice"))

@@ -171,13 +171,14 @@ func (s *Store) hold(key, token string, expiry int64, slack time.Duration, now i
 }
 
 // Renew implements [store.Store].
-func (s *Store) Renew(_ context.Context, id limit.LeaseID) (limit.Renewal, error) {
+func (s *Store) Renew(_ context.Context, e limit.Extension) (limit.Renewal, error) {
+	id := e.Lease
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
 	defer s.sweep(0, now)
 	l := s.leases[limit.LeaseKey(id)]
-	if l == nil || l.expiry <= now {
+	if l == nil || l.expiry <= now || l.lingering && e.OfStream {
 		return limit.Renewal{}, nil
 	}
 	for i, key := range l.keys {

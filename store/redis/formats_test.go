@@ -140,7 +140,7 @@ func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit
 		})
 	case 2:
 		return do(func(s store.Store) (string, error) {
-			renewed, err := s.Renew(ctx, id)
+			renewed, err := s.Renew(ctx, limit.Extension{Lease: id})
 			return fmt.Sprintf("renew %+v", renewed), err
 		})
 	case 3:
@@ -198,14 +198,14 @@ func TestAnUnknownFormatIsAnError(t *testing.T) {
 		}
 		_, err := s.Release(ctx, limit.Ending{Lease: later.Lease})
 		expect("Release", err)
-		_, err = s.Renew(ctx, later.Lease)
+		_, err = s.Renew(ctx, limit.Extension{Lease: later.Lease})
 		expect("Renew", err)
 		// The lease is of today's format, and what is known of its stream is not.
 		_, err = s.Release(ctx, limit.Ending{Lease: held.Lease})
 		expect("Release", err)
 		_, err = s.Release(ctx, limit.Ending{Lease: held.Lease, Early: true})
 		expect("Release of what lingers", err)
-		_, err = s.Renew(ctx, held.Lease)
+		_, err = s.Renew(ctx, limit.Extension{Lease: held.Lease})
 		expect("Renew", err)
 		_, err = s.Release(ctx, limit.Ending{Domain: held.Domain, Stream: held.Stream, Tombstone: true})
 		expect("Release by the stream", err)
@@ -335,7 +335,7 @@ func TestStatesOfFormat1AreRead(t *testing.T) {
 				if d.Admitted || d.Results[0].Remaining != 8 || d.Results[1].Remaining != 2 || d.Results[2].Remaining != 1 {
 					t.Errorf("%s: Decide = %+v, want a refusal by the window, with 8, 2, 1 left", what, d)
 				}
-				if renewed, err := s.Renew(ctx, r.Lease); err != nil || renewed.TTL != time.Minute {
+				if renewed, err := s.Renew(ctx, limit.Extension{Lease: r.Lease}); err != nil || renewed.TTL != time.Minute {
 					t.Errorf("%s: Renew = %+v, %v", what, renewed, err)
 				}
 				want := limit.Release{Result: limit.Released, HeldFor: 3500 * time.Millisecond, Freed: []limit.Freed{{Key: r.Checks[2].Key, Limit: "k"}, {Key: r.Checks[3].Key, Limit: "k"}}}

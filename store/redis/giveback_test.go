@@ -42,7 +42,7 @@ func TestADecisionThatWasGivenUpTakesNothing(t *testing.T) {
 	if got, err := s.Release(ctx, limit.Ending{Lease: r.Lease}); err != nil || got.Result != limit.NotHeld {
 		t.Errorf("Release = %v, %v, want NOT_HELD", got, err)
 	}
-	if got, err := s.Renew(ctx, r.Lease); err != nil || got.Renewed {
+	if got, err := s.Renew(ctx, limit.Extension{Lease: r.Lease}); err != nil || got.Renewed {
 		t.Errorf("Renew = %v, %v, want LOST", got, err)
 	}
 	r.Lease = storetest.TestLease("d", 2)

@@ -247,8 +247,12 @@ func (s *Store) Charge(ctx context.Context, u limit.Usage) ([]bool, error) {
 }
 
 // Renew implements [store.Store].
-func (s *Store) Renew(ctx context.Context, id limit.LeaseID) (limit.Renewal, error) {
-	reply, err := s.do(ctx, leaseCall(s.scripts.renew, id, s.clock()))
+func (s *Store) Renew(ctx context.Context, e limit.Extension) (limit.Renewal, error) {
+	c := leaseCall(s.scripts.renew, e.Lease, s.clock())
+	if e.OfStream {
+		c.args = append(c.args, "1")
+	}
+	reply, err := s.do(ctx, c)
 	if err != nil {
 		return limit.Renewal{}, fmt.Errorf("redis: renew: %w", err)
 	}
@@ -332,9 +336,9 @@ func classify(err error) error {
 	if errors.As(err, &reply) {
 		switch {
 		case unsent(err), halfRun(err), notServing(err), hasPrefix(err, "TRYAGAIN", "ASK ", "NOREPLICAS", "MISCONF", "OOM", "BUSY ", "NOAUTH", "WRONGPASS"):
-			return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
+			return fmt.Errorf("%w: %w: %w", store.ErrUnavailable, store.ErrNotServing, err)
 		case hasPrefix(err, "MOVED "):
-			return fmt.Errorf("%w: a node of a cluster needs a redis+cluster:// address: %w", store.ErrUnavailable, err)
+			return fmt.Errorf("%w: %w: a node of a cluster needs a redis+cluster:// address: %w", store.ErrUnavailable, store.ErrNotServing, err)
 		}
 		// A bug or misuse: WRONGTYPE, CROSSSLOT, a script's error. Some quote the
 		// command's arguments, which are values of requests.

@@ -7,6 +7,7 @@
 --       The sets of slots are taken from the record: they are in the same slot.
 -- ARGV  1  now, ms since the epoch; "" in production: Redis TIME
 --       2  the lease's token
+--       3  "1" for a stream's sign of life: it extends no lease that lingers
 --
 -- Returns the life of the lease from now on (ms), or 0: lost.
 
@@ -26,6 +27,7 @@ while type(record[last + 1]) == 'string' do
   if till <= now then return 0 end
   last = last + 2
 end
+if ARGV[3] == '1' and record[last + 1] == 1 then return 0 end
 local stream = record[last + 2]
 local holding = holds(stream, ARGV[2])
 

@@ -354,7 +354,7 @@ func TestErrorsTellTheStoreFromTheCall(t *testing.T) {
 		if _, err := s.Decide(ctx, request(good)); !errors.Is(err, store.ErrUnavailable) {
 			t.Errorf("Decide without memory: %v, want ErrUnavailable", err)
 		}
-		if r, err := s.Renew(ctx, slot.Lease); err != nil || !r.Renewed {
+		if r, err := s.Renew(ctx, limit.Extension{Lease: slot.Lease}); err != nil || !r.Renewed {
 			t.Errorf("Renew without memory: %v, %v", r, err)
 		}
 		if r, err := s.Release(ctx, limit.Ending{Lease: slot.Lease}); err != nil || r.Result != limit.Released {
@@ -470,7 +470,7 @@ func TestAUserNeedsNoMoreRightsThanAreTold(t *testing.T) {
 			if life < time.Minute {
 				continue
 			}
-			if renewed, err := s.Renew(ctx, r.Lease); err != nil || !renewed.Renewed {
+			if renewed, err := s.Renew(ctx, limit.Extension{Lease: r.Lease}); err != nil || !renewed.Renewed {
 				t.Errorf("Renew = %v, %v", renewed, err)
 			}
 			if n, err := s.Held(ctx, "d"); err != nil || n != 1 {

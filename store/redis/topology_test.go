@@ -145,7 +145,7 @@ func lifeOfALease(t testing.TB, s store.Store, domain string) {
 	if d := decide(t, s, r); !d.Admitted || d.Results[0].Remaining != 9 || d.Results[1].Remaining != 1 {
 		t.Errorf("Decide = %+v, want the first of 10 and of 2", d)
 	}
-	if renewed, err := s.Renew(ctx, r.Lease); err != nil || !renewed.Renewed {
+	if renewed, err := s.Renew(ctx, limit.Extension{Lease: r.Lease}); err != nil || !renewed.Renewed {
 		t.Errorf("Renew = %v, %v", renewed, err)
 	}
 	if n, err := s.Held(ctx, domain); err != nil || n != 1 {

@@ -112,12 +112,12 @@ func (p *program) step(t *testing.T) {
 		if len(p.leases) == 0 {
 			return
 		}
-		id := p.leases[p.next(len(p.leases))]
-		want, _ := p.model.Renew(ctx, id)
+		e := limit.Extension{Lease: p.leases[p.next(len(p.leases))], OfStream: p.next(3) == 0}
+		want, _ := p.model.Renew(ctx, e)
 		for name, s := range p.stores {
-			got, err := s.Renew(ctx, id)
+			got, err := s.Renew(ctx, e)
 			if err != nil || got != want {
-				t.Fatalf("%s: Renew = %v, %v, want %v", name, got, err, want)
+				t.Fatalf("%s: Renew(%+v) = %v, %v, want %v", name, e, got, err, want)
 			}
 		}
 	case 4:

@@ -354,9 +354,9 @@ func (m *Model) Release(_ context.Context, e limit.Ending) (limit.Release, error
 }
 
 // Renew implements [store.Store].
-func (m *Model) Renew(_ context.Context, id limit.LeaseID) (limit.Renewal, error) {
-	now, l := m.now(), m.find(id)
-	if l == nil || l.released || l.expiry <= now {
+func (m *Model) Renew(_ context.Context, e limit.Extension) (limit.Renewal, error) {
+	now, l := m.now(), m.find(e.Lease)
+	if l == nil || l.released || l.expiry <= now || l.lingers && e.OfStream {
 		return limit.Renewal{}, nil
 	}
 	for _, s := range l.slots {

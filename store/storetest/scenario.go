@@ -60,7 +60,9 @@ type Open func(t *testing.T, now func() int64) Fixture
 //	  50x account=alice                       the same 50 times, in one line
 //	race              like take, with the repeats of a line at the same time
 //	  account=alice | stream=s1               a request of a stream
-//	release, renew    one lease a line, by its name or its id; release also
+//	renew             one lease a line, by its name or its id
+//	  A by a sign of life                     by its stream, not by its holder
+//	release           one lease a line, as in renew, or
 //	  stream=s1                               what the stream holds; leaves a tombstone
 //	  stream=s1 seen                          without a tombstone
 //	  A early                                 ended before its upstream answered
@@ -272,15 +274,16 @@ func (s *scenario) charge(t *testing.T, line string) (string, error) {
 	return line + ": " + strings.Join(words, ", "), nil
 }
 
-func (s *scenario) renew(t *testing.T, word string) (string, error) {
-	r, err := s.Store.Renew(t.Context(), s.lease(word))
+func (s *scenario) renew(t *testing.T, line string) (string, error) {
+	word, ofStream := strings.CutSuffix(line, " by a sign of life")
+	r, err := s.Store.Renew(t.Context(), limit.Extension{Lease: s.lease(word), OfStream: ofStream})
 	switch {
 	case err != nil:
 		return "", err
 	case r.Renewed:
-		return fmt.Sprintf("%s: RENEWED for %v", word, r.TTL), nil
+		return fmt.Sprintf("%s: RENEWED for %v", line, r.TTL), nil
 	}
-	return word + ": LOST", nil
+	return line + ": LOST", nil
 }
 
 func (s *scenario) inspect(t *testing.T, word string) (string, error) {

@@ -1,0 +1,194 @@
+// Package standby decides while the store cannot: by the failure mode of each limit.
+// Limits that are decided here go by this process's share of them, which follows
+// what the store admits, so that the change from one to the other is no fresh burst.
+package standby
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"weir/limit"
+	"weir/store"
+	"weir/store/memory"
+)
+
+// RetryAfter is told of a limit that is closed: nobody knows when the store is back.
+const RetryAfter = time.Second
+
+// Options configure a standby. The zero value admits.
+type Options struct {
+	// Mode is that of limits whose policy says none; the zero value means ModeOpen.
+	Mode limit.FailureMode
+	// Replicas is how many processes share the load; 0 means 1.
+	Replicas int
+	// Now returns milliseconds since the epoch; nil means the machine's clock.
+	Now func() int64
+}
+
+// Standby decides in this process. Its methods may be called at once from many
+// goroutines. Use [New].
+type Standby struct {
+	mode     limit.FailureMode
+	replicas int64
+	process  uint32 // in the ids of its leases
+	local    *memory.Store
+}
+
+// New returns a standby that knows of nothing yet.
+func New(o Options) *Standby {
+	s := &Standby{mode: o.Mode, replicas: int64(max(o.Replicas, 1)), local: memory.New(memory.Options{Now: o.Now})}
+	if s.mode == limit.DefaultMode {
+		s.mode = limit.ModeOpen
+	}
+	random := random()
+	s.process = binary.BigEndian.Uint32(random[:])
+	return s
+}
+
+func random() (b [16]byte) {
+	_, _ = rand.Read(b[:]) // it never fails
+	return b
+}
+
+// Mode is what becomes of c without the store.
+func (s *Standby) Mode(c limit.Check) limit.FailureMode {
+	if c.FailureMode == limit.DefaultMode {
+		return s.mode
+	}
+	return c.FailureMode
+}
+
+// What stands in the place of a check that is not decided here: limits that always
+// pass, and never. Neither has a state.
+var (
+	open   = limit.Window{Max: 1, Unit: limit.Second, Multiplier: 1}
+	closed = limit.Window{Max: 0, Unit: limit.Second, Multiplier: 1}
+)
+
+// Decide decides r as a whole, without the store; reason says in a word why. A limit
+// that can never pass refuses in any mode: that needs no store. One whose share is
+// less than the hits is closed.
+func (s *Standby) Decide(r limit.Request, reason string) limit.Decision {
+	asked := limit.Request{Domain: r.Domain, Checks: make([]limit.Check, len(r.Checks))}
+	modes := make([]limit.FailureMode, len(r.Checks))
+	for i, c := range r.Checks {
+		asked.Checks[i], modes[i] = s.standIn(c)
+	}
+	if limit.NeedsLease(asked.Checks) {
+		asked.Lease, asked.Stream = limit.NewLocalLeaseID(r.Domain, s.process, random()), r.Stream
+	}
+	d, err := s.local.Decide(context.Background(), asked)
+	if err != nil { // a request that breaks the store's contract; standIn makes none
+		panic(fmt.Sprintf("standby: %v", err))
+	}
+	d.Expired = 0 // they are the store's leases too
+	shadows := limit.DefaultMode
+	for i, mode := range modes {
+		result := &d.Results[i]
+		switch mode {
+		case limit.DefaultMode:
+			continue
+		case limit.ModeOpen:
+			*result = limit.Result{Passed: true}
+		case limit.ModeClosed:
+			*result = limit.Result{RetryAfter: RetryAfter}
+		case limit.ModeLocal:
+		}
+		result.Bypass = mode
+		if r.Checks[i].Shadow {
+			shadows = max(shadows, mode)
+		} else {
+			d.Bypass = max(d.Bypass, mode)
+		}
+	}
+	if d.Bypass == limit.DefaultMode {
+		d.Bypass = shadows
+	}
+	if d.Bypass != limit.DefaultMode {
+		d.BypassReason = reason
+	}
+	return d
+}
+
+// standIn is the check that decides c here, and the mode by which it does so:
+// DefaultMode if c needs no store.
+func (s *Standby) standIn(c limit.Check) (limit.Check, limit.FailureMode) {
+	if c.Impossible() != limit.NoReason {
+		return c, limit.DefaultMode
+	}
+	mode := s.Mode(c)
+	if mode == limit.ModeLocal {
+		share := c
+		if share.Limit = limit.Share(c.Limit, c.Fraction, s.replicas); share.Limit != nil && share.Impossible() == limit.NoReason {
+			return share, mode
+		}
+		mode = limit.ModeClosed
+	}
+	if mode == limit.ModeClosed && c.Hits >= 0 {
+		c.Key, c.Limit, c.Hits = "closed", closed, 1
+		return c, mode
+	}
+	c.Key, c.Limit, c.Hits = "open", open, 0
+	return c, limit.ModeOpen // a refund never refuses
+}
+
+// Follow takes from the shares what the store has charged: the checks of an admitted
+// request, or usage, with the lease that it was granted, or "".
+func (s *Standby) Follow(domain string, checks []limit.Check, lease limit.LeaseID) {
+	var followed []limit.Check
+	for _, c := range checks {
+		if s.Mode(c) != limit.ModeLocal {
+			continue
+		}
+		if _, slot := c.Limit.(limit.Concurrency); slot && lease == "" {
+			continue
+		}
+		if c.Limit = limit.Share(c.Limit, c.Fraction, s.replicas); c.Limit != nil {
+			// In shadow it is charged if that much is left, and refuses nothing.
+			c.Shadow = true
+			followed = append(followed, c)
+		}
+	}
+	if len(followed) == 0 {
+		return
+	}
+	_, _ = s.local.Decide(context.Background(), limit.Request{Domain: domain, Checks: followed, Lease: lease}) // it keeps the contract
+}
+
+// Release ends what was granted here, and says whether e is about that. If it is not,
+// the store must be asked, and what follows its lease here is ended.
+func (s *Standby) Release(e limit.Ending) (r limit.Release, mine bool, err error) {
+	switch process, local := e.Lease.Local(); {
+	case local && process != s.process:
+		return r, true, errElsewhere
+	case e.Lease == "":
+		e.Tombstone = false // the store keeps them
+		r, err = s.local.Release(context.Background(), e)
+		return r, r.Result != limit.NotHeld, err
+	default:
+		r, err = s.local.Release(context.Background(), e)
+		return r, local, err
+	}
+}
+
+// Renew extends what was granted here, and says whether the lease is. If it is not,
+// the store must be asked, and what follows it here is extended.
+func (s *Standby) Renew(e limit.Extension) (n limit.Renewal, mine bool, err error) {
+	process, local := e.Lease.Local()
+	if local && process != s.process {
+		return n, true, errElsewhere
+	}
+	n, err = s.local.Renew(context.Background(), e)
+	return n, local, err
+}
+
+// errElsewhere is about a lease that another replica granted: who tries again may
+// reach that one.
+var errElsewhere = fmt.Errorf("standby: %w: the lease is kept by another replica, which granted it without the store", store.ErrUnavailable)
+
+// Forget drops state that means nothing any more, a bounded part of it. Call it now
+// and then.
+func (s *Standby) Forget() { _ = s.local.Ping(context.Background()) }
