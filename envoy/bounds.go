@@ -11,6 +11,10 @@ const (
 	MaxDescriptors = 1024 // in a message
 	MaxEntries     = 64   // in a descriptor, reserved ones included
 	maxStream      = 256  // bytes of a stream's id
+	MaxKey         = 4096 // bytes of an entry's key: as many as a policy may have
+	// A value has no bound of its own, but that of the message: a client of Envoy's
+	// chooses it, and would pass unasked by one that is too long, since Envoy lets pass
+	// what is refused as INVALID_ARGUMENT.
 )
 
 // CheckDomain returns what is wrong with the domain of a request, for its sender.
@@ -53,8 +57,11 @@ func CheckEntries(n int) error {
 
 // CheckKey returns what is wrong with the key of entry i, for its sender.
 func CheckKey(i int, key string) error {
-	if key == "" {
+	switch {
+	case key == "":
 		return fmt.Errorf("entries[%d].key is empty; give every entry a key", i)
+	case len(key) > MaxKey:
+		return fmt.Errorf("entries[%d].key has %d bytes; use at most %d", i, len(key), MaxKey)
 	}
 	return nil
 }

@@ -322,6 +322,7 @@ func TestAWrongMessageIsAnErrorThatSaysTheRemedy(t *testing.T) {
 		{name: "nil descriptor", in: ask(nil), want: "descriptors[0].entries is empty; send at least one entry"},
 		{name: "too many entries", in: ask(wide), want: "descriptors[0].entries has 65 elements; send at most 64"},
 		{name: "empty key", in: ask(descriptor("a", "1"), descriptor("a", "1", "", "secret")), want: "descriptors[1].entries[1].key is empty; give every entry a key"},
+		{name: "long key", in: ask(descriptor(strings.Repeat("k", 4096), "1", strings.Repeat("k", 4097), "secret")), want: "descriptors[0].entries[1].key has 4097 bytes; use at most 4096"},
 		{name: "nil entry", in: ask(&ratelimit.RateLimitDescriptor{Entries: []*ratelimit.RateLimitDescriptor_Entry{nil}}), want: "descriptors[0].entries[0].key is empty; give every entry a key"},
 		{name: "R05: unit UNKNOWN", in: ask(withLimit(descriptor("a", "1"), 3, typev3.RateLimitUnit_UNKNOWN, nil)), want: "descriptors[0].limit: unit 0 is no unit of time; use one of SECOND, MINUTE, HOUR, DAY, MONTH, YEAR"},
 		{name: "R05: unit outside of the enum", in: ask(withLimit(descriptor("a", "1"), 3, 99, nil)), want: "descriptors[0].limit: unit 99 is no unit of time; use one of SECOND, MINUTE, HOUR, DAY, MONTH, YEAR"},

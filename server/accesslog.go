@@ -62,7 +62,7 @@ func (s accessLog) StreamAccessLogs(stream als.AccessLogService_StreamAccessLogs
 			s.read(stream.Context(), &work, who.GetLogName(), m)
 		default:
 		}
-		if !s.draining.Load() {
+		if !errors.Is(context.Cause(stream.Context()), errEnding) && !s.draining.Load() {
 			// As when an Envoy dies: what it held waits for other signs, or for its expiry.
 			s.metrics.brokenLogs.Inc()
 			s.log.InfoContext(stream.Context(), "an access log broke off: if its Envoy has died, its leases wait for their expiry",

@@ -6,7 +6,8 @@ import (
 )
 
 // Admin returns what only operators may see: the policies in force, and
-// profiles.
+// profiles. Operators are those of [Access.Admin], if it has anybody; if not, all who
+// reach the port.
 func (s *Server) Admin() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /rlconfig", s.rlconfig)
@@ -14,7 +15,10 @@ func (s *Server) Admin() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	return mux
+	if s.access == nil || len(s.access.Admin) == 0 {
+		return mux
+	}
+	return s.guardPage(areaAdmin, mux)
 }
 
 func (s *Server) rlconfig(w http.ResponseWriter, _ *http.Request) {

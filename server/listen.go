@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"runtime/debug"
 	"time"
@@ -31,6 +32,10 @@ const (
 	handshakeTimeout     = 5 * time.Second // a connection that says nothing ends
 )
 
+// ageGrace is how much longer than its streams a connection may last that its client
+// does not leave when asked.
+const ageGrace = time.Minute
+
 // workers are goroutines that answer one request after the other, so that their
 // stacks need not grow each time. With more at once, each gets its own.
 const workers = 64
@@ -38,11 +43,15 @@ const workers = 64
 // GRPC returns a gRPC server with all of weir's services.
 func (s *Server) GRPC() *grpc.Server {
 	g := grpc.NewServer(
+		grpc.Creds(s.credentials),
 		grpc.ForceServerCodecV2(wire{encoding.GetCodecV2("proto")}),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.MaxConcurrentStreams(maxConcurrentStreams),
 		grpc.MaxHeaderListSize(maxHeaderBytes),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			Time: 30 * time.Second, Timeout: 10 * time.Second,
+			MaxConnectionAge: s.maxAge, MaxConnectionAgeGrace: s.maxAge + ageGrace,
+		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 		grpc.NumStreamWorkers(workers),
 		grpc.ConnectionTimeout(handshakeTimeout),
@@ -51,22 +60,30 @@ func (s *Server) GRPC() *grpc.Server {
 		grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),
 	)
 	services := tolerant{g}
-	rls.RegisterRateLimitServiceServer(services, rateLimit{Server: s})
-	weirv1.RegisterLeaseServiceServer(services, leases{Server: s})
-	als.RegisterAccessLogServiceServer(services, accessLog{Server: s})
+	rls.RegisterRateLimitServiceServer(s.guard(areaRateLimit, services), rateLimit{Server: s})
+	weirv1.RegisterLeaseServiceServer(s.guard(areaLeases, services), leases{Server: s})
+	als.RegisterAccessLogServiceServer(s.guard(areaRateLimit, services), accessLog{Server: s})
 	healthpb.RegisterHealthServer(g, s.health)
 	reflection.Register(g)
 	return g
 }
 
 // ending lets a stream end with the drain: somebody who watches the health would
-// hold up a stop for ever.
+// hold up a stop for ever. And when it is as old as a connection gets, so that the
+// connection on which it came, which takes no new ones, can end in peace.
 func (s *Server) ending(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	ctx, cancel := context.WithCancel(stream.Context())
-	defer cancel()
-	defer context.AfterFunc(s.streams, cancel)()
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	end := func() { cancel(errEnding) }
+	defer context.AfterFunc(s.streams, end)()
+	if s.maxAge > 0 {
+		defer time.AfterFunc(s.maxAge, end).Stop()
+	}
 	return handle(srv, endingStream{stream, ctx})
 }
+
+// errEnding is why the context of a stream ends if the server ends it.
+var errEnding = errors.New("the server ends its streams")
 
 type endingStream struct {
 	grpc.ServerStream
@@ -89,7 +106,7 @@ func (s *Server) HTTP(g prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /healthcheck", s.healthz)
-	mux.HandleFunc("POST /json", s.shouldRateLimit)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(g, promhttp.HandlerOpts{}))
+	mux.Handle("POST /json", s.guardPage(areaRateLimit, http.HandlerFunc(s.shouldRateLimit)))
+	mux.Handle("GET /metrics", s.guardPage(areaMetrics, promhttp.HandlerFor(g, promhttp.HandlerOpts{})))
 	return mux
 }

@@ -92,6 +92,7 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 		slices.Sort(list)
 	}
 	want := map[string][]string{
+		"area":    {"admin", "lease", "metrics", "ratelimit"},
 		"domain":  {"d", "unknown"},
 		"kind":    {"concurrency", "rate_limit", "token_bucket"},
 		"limit":   {"bucket", "lane", "override", "trial"},

@@ -4,6 +4,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 
 	"weir/envoy"
@@ -43,6 +46,14 @@ type Options struct {
 	Registerer prometheus.Registerer
 	// Encode says what goes into the answers of ShouldRateLimit.
 	Encode envoy.Options
+	// Credentials are those of the gRPC port; nil: it speaks clear text.
+	Credentials credentials.TransportCredentials
+	// Access, if it is not nil, asks each caller for a client certificate, which the
+	// ports have verified, but for health.
+	Access *Access
+	// MaxAge is how old a gRPC connection gets before its client is asked to
+	// make a new one; 0: it has no end.
+	MaxAge time.Duration
 }
 
 // Server decides requests by the current policies and the store. Use [New].
@@ -54,6 +65,10 @@ type Server struct {
 	mustHave     bool // the store, to be ready
 	log          *slog.Logger
 	encode       envoy.Options
+	credentials  credentials.TransportCredentials
+	access       *Access // nil: everybody may all
+	denied       *prometheus.CounterVec
+	maxAge       time.Duration // of a gRPC connection; 0: no end
 	metrics      *metrics
 	holds        *holds
 	waits        *waits
@@ -65,6 +80,7 @@ type Server struct {
 	storeFound  atomic.Bool  // it has answered once
 	failures    atomic.Int64 // since the last look
 	lastStrange atomic.Int64 // the second of the last log line about an error that is no failure
+	lastDenied  atomic.Int64 // the second of the last log line about a caller without permission
 	draining    atomic.Bool
 
 	reporting sync.Mutex // held while health is told, so that the newest is told last
@@ -85,6 +101,9 @@ func New(o Options) *Server {
 		mustHave:     o.UnreadyWithoutStore,
 		log:          o.Logger,
 		encode:       o.Encode,
+		credentials:  cmp.Or(o.Credentials, insecure.NewCredentials()),
+		access:       o.Access,
+		maxAge:       o.MaxAge,
 		holds:        newHolds(),
 		waits:        newWaits(o.MaxWait),
 		health:       health.NewServer(),
@@ -96,6 +115,7 @@ func New(o Options) *Server {
 	s.loaded.Store(&loaded{})
 	s.metrics = newMetrics(o.Registerer, s)
 	s.breakers = newBreakers(s.breakerChanged)
+	s.denied = newDenied(o.Registerer)
 	s.reportHealth()
 	return s
 }

@@ -40,6 +40,8 @@ exec weir serve --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --admin-list
 //	logged REGEXP            waits until its log matches
 //	exits N COMMAND…         runs a command that must exit with N
 //	get CODE URL             asks a page, which must answer with CODE
+//	certificate DIR NAME…    makes tls.crt and tls.key in a folder, with these names,
+//	                         and ca.crt, the one authority of the script
 //	post CODE URL FILE       sends a file to a page, which must answer with CODE;
 //	                         its headers are stderr
 func TestScripts(t *testing.T) {
@@ -54,6 +56,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			// The race detector would wait a second at the end of every command.
 			env.Setenv("GORACE", "atexit_sleep_ms=0")
+			env.Values["authority"] = storetest.NewAuthority(t)
 			env.Setenv("PATH", bin+string(os.PathListSeparator)+env.Getenv("PATH"))
 			return nil
 		},
@@ -65,6 +68,16 @@ func TestScripts(t *testing.T) {
 			"exits":     exits,
 			"get":       get,
 			"post":      post,
+			"certificate": func(ts *testscript.TestScript, _ bool, args []string) {
+				authority, ok := ts.Value("authority").(*storetest.Authority)
+				if !ok || len(args) == 0 {
+					ts.Fatalf("usage: certificate DIR NAME…")
+				}
+				dir := ts.MkAbs(args[0])
+				ts.Check(os.MkdirAll(dir, 0o700))
+				authority.Issue(t, args[1:]).Write(t, dir)
+				authority.Write(t, dir)
+			},
 		},
 	})
 }

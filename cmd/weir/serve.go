@@ -46,6 +46,7 @@ type serveCommand struct {
 	RateLimitHeaders          bool          `name:"ratelimit-headers" env:"WEIR_RATELIMIT_HEADERS" help:"Send the RateLimit and RateLimit-Policy headers (IETF draft) to clients."`
 	DrainTimeout              time.Duration `env:"WEIR_DRAIN_TIMEOUT" default:"10s" help:"How long a stop waits for requests under way (${default})."`
 	LogLevel                  slog.Level    `env:"WEIR_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"debug, info, warn or error (${default})."`
+	secureFlags
 }
 
 // Help is shown by weir serve --help.
@@ -101,6 +102,10 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), buildInfo())
+	secure, err := c.security(con.ctx, parsed, log, registry)
+	if err != nil {
+		return errors.Join(err, st.Close())
+	}
 	srv := server.New(server.Options{
 		Store:               st,
 		StoreTimeout:        c.StoreTimeout,
@@ -110,13 +115,16 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 		Registerer:          registry,
 		UnreadyWithoutStore: c.UnreadyWithoutStore,
 		Encode:              envoy.Options{LeaseHeader: c.LeaseHeader, RateLimitHeaders: c.RateLimitHeaders},
+		MaxAge:              c.MaxConnectionAge,
+		Credentials:         secure.credentials(),
+		Access:              secure.access,
 	})
 	srv.SetPolicy(con.ctx, files.Read())
 
 	l, err := c.listen(con.ctx)
 	if err == nil {
-		s := service{serveCommand: c, log: log, server: srv, store: st, files: files, registry: registry, hangUp: hangUp}
-		err = s.run(con.ctx, l)
+		s := service{serveCommand: c, log: log, server: srv, store: st, files: files, registry: registry, hangUp: hangUp, secure: secure}
+		err = s.run(con.ctx, secure.wrap(con.ctx, l, log))
 		srv.Close()
 	}
 	return errors.Join(err, st.Close())

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,6 +26,7 @@ type service struct {
 	files    *policy.Files
 	registry *prometheus.Registry
 	hangUp   <-chan os.Signal
+	secure   security
 }
 
 // run answers until ctx ends or a listener fails, then stops in order: not ready, no
@@ -39,7 +41,9 @@ func (s service) run(ctx context.Context, l listeners) error {
 	var work sync.WaitGroup
 	failed := make(chan error, 3)
 	work.Go(func() { s.server.Run(looking) })
-	work.Go(func() { watch(looking, s.Policy, s.hangUp, s.log, func() { s.read(looking) }) })
+	work.Go(func() {
+		watch(looking, slices.Concat(s.Policy, s.secure.identity.files()), s.hangUp, s.log, func() { s.read(looking) })
+	})
 	go func() { failed <- g.Serve(l.grpc) }() // it ends with drain, or with the process
 	work.Go(func() { failed <- pages.Serve(l.http) })
 	addresses := []any{"grpc", l.grpc.Addr().String(), "http", l.http.Addr().String()}
@@ -74,8 +78,9 @@ func (s service) run(ctx context.Context, l listeners) error {
 	return err
 }
 
-// read reads the policy files again.
+// read reads the files again.
 func (s service) read(ctx context.Context) {
+	s.secure.identity.read(ctx)
 	if r := s.files.Read(); r.Changed {
 		s.server.SetPolicy(ctx, r)
 	}
@@ -85,7 +90,7 @@ func (s service) read(ctx context.Context) {
 func (s service) pages(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
+		ErrorLog: slog.NewLogLogger(s.secure.logHandler(s.log.Handler()), slog.LevelWarn),
 	}
 }
 

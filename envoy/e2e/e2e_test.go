@@ -57,11 +57,17 @@ func startPolicy(t *testing.T, file string, flags []string, changes ...change) *
 func startReplicas(t *testing.T, policyFile string, flags [][]string, changes ...change) *stack {
 	t.Helper()
 	envoyBinary(t)
-	s := &stack{client: &http.Client{Transport: new(http.Transport)}}
+	var weirs []*servertest.Process
 	for _, f := range flags {
-		s.weirs = append(s.weirs, startWeir(t, policyFile, f...))
+		weirs = append(weirs, startWeir(t, policyFile, f...))
 	}
-	s.weir = s.weirs[0]
+	return startOn(t, weirs, changes...)
+}
+
+// startOn runs a stack on replicas that run.
+func startOn(t *testing.T, weirs []*servertest.Process, changes ...change) *stack {
+	t.Helper()
+	s := &stack{client: &http.Client{Transport: new(http.Transport)}, weirs: weirs, weir: weirs[0]}
 	s.upstream = startUpstream(t, weirv1.NewLeaseServiceClient(s.weir.Dial(t)))
 	s.envoy = s.front(t, changes...)
 	t.Cleanup(s.client.CloseIdleConnections)

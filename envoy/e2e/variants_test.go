@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -100,6 +101,7 @@ func TestEnvoyAcceptsTheVariants(t *testing.T) {
 	if err != nil || len(files) < 2 {
 		t.Fatalf("%d variants: %v", len(files), err)
 	}
+	_, secured := secretFiles(t, storetest.NewAuthority(t), edge)
 	check := func(name string, changes ...change) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -111,11 +113,15 @@ func TestEnvoyAcceptsTheVariants(t *testing.T) {
 		})
 	}
 	for _, f := range files {
-		if name := filepath.Base(f); name != filepath.Base(variantsPolicy) {
+		switch name := filepath.Base(f); name {
+		case filepath.Base(variantsPolicy):
+		case tlsVariant:
+			check(name, secured...)
+		default:
 			check(name, variant(t, name)...)
 		}
 	}
-	var all []change
+	all := slices.Clone(secured)
 	for _, name := range []string{"account-api-key.yaml", "cost-header.yaml", "grpc.yaml", "routes.yaml", "shadow.yaml", "usage-sse.yaml"} {
 		all = append(all, variant(t, name)...)
 	}

@@ -4,6 +4,7 @@ package servertest
 import (
 	"bufio"
 	"bytes"
+	"crypto/tls"
 	"fmt"
 	"net/http"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"weir/store/storetest"
@@ -60,8 +62,10 @@ func Clean() {
 // Process is a running weir serve.
 type Process struct {
 	GRPC, HTTP, Admin string // host:port
-	cmd               *exec.Cmd
-	exited            chan struct{}
+	// TLS is how Dial and Get connect; nil: in clear text.
+	TLS    *tls.Config
+	cmd    *exec.Cmd
+	exited chan struct{}
 
 	mu  sync.Mutex // guards log
 	log bytes.Buffer
@@ -124,7 +128,11 @@ func Start(t testing.TB, policy string, flags ...string) *Process {
 // Dial connects to the gRPC services. The connection is closed with the test.
 func (p *Process) Dial(t testing.TB) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient("passthrough:///"+p.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	creds := insecure.NewCredentials()
+	if p.TLS != nil {
+		creds = credentials.NewTLS(p.TLS)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+p.GRPC, grpc.WithTransportCredentials(creds))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +199,13 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // Get asks an HTTP page and returns its code and body.
 func (p *Process) Get(t testing.TB, path string) (int, string) {
 	t.Helper()
-	r, err := http.Get("http://" + p.HTTP + path)
+	client, scheme := http.DefaultClient, "http://"
+	if p.TLS != nil {
+		transport := &http.Transport{TLSClientConfig: p.TLS}
+		defer transport.CloseIdleConnections()
+		client, scheme = &http.Client{Transport: transport}, "https://"
+	}
+	r, err := client.Get(scheme + p.HTTP + path)
 	if err != nil {
 		t.Fatal(err)
 	}
