@@ -90,6 +90,37 @@ func TestAStrangersCertificateIsRefused(t *testing.T) {
 	}
 }
 
+// Authorities that change in their file are those of the next connections.
+func TestAuthoritiesThatChangeAreReadAgain(t *testing.T) {
+	first, second := storetest.NewCertificate(t), storetest.NewCertificate(t)
+	server := storetest.StartRedisTLS(t, storetest.AnyRedis(t), first)
+	text, err := os.ReadFile(first.CA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := file(t, string(text))
+	s := openWith(t, redis.Options{URL: server.URL, CAFile: path})
+	r := oneOf(t, "d", bucket(t, 1000, time.Second))
+	decide(t, s, r)
+
+	server.MustDo(t, "CONFIG", "SET", "tls-cert-file", second.Cert, "tls-key-file", second.Key, "tls-ca-cert-file", second.CA)
+	server.MustDo(t, "CLIENT", "KILL", "TYPE", "normal")
+	storetest.Eventually(t, "the second is not trusted yet", func() bool {
+		_, err := s.Decide(storetest.Context(t), r)
+		return err != nil && strings.Contains(err.Error(), "certificate")
+	})
+	if text, err = os.ReadFile(second.CA); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	storetest.Eventually(t, "the second is trusted", func() bool {
+		_, err := s.Decide(storetest.Context(t), r)
+		return err == nil
+	})
+}
+
 // lines is a log that can be read while it is written.
 type lines struct {
 	mu   sync.Mutex
