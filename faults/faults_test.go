@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -19,66 +18,6 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	servertest.Clean()
 	os.Exit(code)
-}
-
-// fault is something that breaks, and what may come of it.
-type fault struct {
-	name   string
-	on     func(*world) // starts the Redis; nil: a single one
-	strike func(*world)
-	mend   func(*world) // nil: it is over when strike returns
-
-	// bypass is a reason for which answers are bypassed meanwhile, in each place 20; "":
-	// it is enough that there are some. never: none may be.
-	bypass string
-	never  bool
-	// forgets: what Redis knew is lost.
-	forgets bool
-	// lease is the life of leases, if not an hour: what it must heal by expiry.
-	lease time.Duration
-}
-
-func (f fault) life() string {
-	if f.lease == 0 {
-		return "1h"
-	}
-	return f.lease.String()
-}
-
-var faults = []fault{
-	{
-		name:   "the network is slow",
-		strike: eachProxy(func(p *proxy) { p.to("downstream", "latency", map[string]int{"latency": 500}) }),
-		mend:   eachProxy((*proxy).heal),
-		bypass: "store_timeout",
-	},
-	{
-		name:   "the network is cut",
-		strike: eachProxy((*proxy).cut),
-		mend:   eachProxy((*proxy).start),
-		bypass: "store_unavailable",
-	},
-	{
-		name:   "Redis is stopped",
-		strike: signal(syscall.SIGSTOP),
-		mend:   signal(syscall.SIGCONT),
-		bypass: "store_timeout",
-	},
-	{
-		name:    "Redis is killed and has kept nothing",
-		strike:  func(w *world) { w.redis.Kill() },
-		mend:    func(w *world) { w.redis.Start(w.t) },
-		bypass:  "store_unavailable",
-		forgets: true,
-	},
-}
-
-func signal(s syscall.Signal) func(*world) {
-	return func(w *world) {
-		if err := syscall.Kill(w.redis.PID(), s); err != nil {
-			w.t.Error(err)
-		}
-	}
 }
 
 // TestFaults is the table: each fault strikes and ends while clients ask in all three
@@ -94,6 +33,10 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// recovery is how long it may take from the end of a fault until the store decides again
+// in every place: a dial (1.2 s at most), a breaker, or the sentinels' time to agree.
+const recovery = 5 * time.Second
+
 // suffer lets the fault come and go, and then looks after everything.
 func (w *world) suffer(f fault) {
 	t := w.t
@@ -104,16 +47,23 @@ func (w *world) suffer(f fault) {
 	}
 
 	begin := time.Now()
+	w.load.mark()
 	f.strike(w)
-	storetest.Eventually(t, "answers are bypassed", func() bool {
+	storetest.Eventually(t, "answers are bypassed where it strikes, and are the store's elsewhere", func() bool {
 		seen := false
-		return f.bypass == "" || w.load.each(func(_ place, y *tally) bool {
+		return f.bypass == "" || w.load.each(func(p place, y *tally) bool {
+			if f.strikes != nil && !f.strikes(w, p) {
+				return y.since >= 20
+			}
 			for by := range y.bypassed {
 				seen = seen || by.reason == f.bypass
 			}
 			return y.allBypassed() >= 20
 		}) && seen
 	})
+	if f.meanwhile != nil {
+		f.meanwhile(w)
+	}
 	lasted := time.Since(begin)
 	if f.mend != nil {
 		f.mend(w)
@@ -123,6 +73,9 @@ func (w *world) suffer(f fault) {
 	w.load.mark()
 	w.load.storeAnswers(1)
 	healed := time.Since(begin)
+	if healed > recovery {
+		t.Errorf("it took %v until the store decided everywhere again, want %v at most", healed, recovery)
+	}
 	w.load.storeAnswers(20)
 	w.load.end()
 	w.check(f, before)
@@ -185,7 +138,7 @@ func (w *world) checkCharges(f fault, domain string) {
 		}
 		return true
 	})
-	if f.forgets {
+	if f.forgets != nothing {
 		least = 0
 	}
 	if charged := tokens - left; charged < least || charged > most {

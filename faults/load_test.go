@@ -128,17 +128,17 @@ func (l *load) client(p place) {
 			continue
 		}
 		wait()
-		if s := r.renew(t, m.GetLease().GetId()); s == lost && !l.f.forgets {
+		if s := r.renew(t, m.GetLease().GetId()); s == lost && !l.mayEnd(begin) {
 			t.Errorf("%v: a lease was lost while it was held", p)
 		}
 		wait()
-		l.work.Go(func() { l.giveBack(p, holder, m.GetLease().GetId()) }) // who cannot yet asks on
+		l.work.Go(func() { l.giveBack(p, holder, m.GetLease().GetId(), begin) }) // who cannot yet asks on
 	}
 }
 
 // giveBack releases a lease, as often as it takes: at this replica and, if the store
 // keeps it, at the others.
-func (l *load) giveBack(p, holder place, id string) {
+func (l *load) giveBack(p, holder place, id string, granted time.Time) {
 	t := l.w.t
 	l.mu.Lock()
 	l.held[holder]--
@@ -148,10 +148,12 @@ func (l *load) giveBack(p, holder place, id string) {
 	at := p.replica
 	for begin, tries := time.Now(), 0; time.Since(begin) < storetest.Deadline; tries++ {
 		switch s := l.w.replicas[at].release(t, id); {
-		case s == unreleased:
 		case s == released:
 			return
-		case s == notHeld && (tries > 0 || l.f.forgets): // the try before may have released it
+		case s == notHeld && tries > 0: // the try before may have released it
+			return
+		case s == unreleased:
+		case l.mayEnd(granted):
 			return
 		default:
 			t.Errorf("%v: release of a lease that is held, try %d: %v", p, tries+1, s)
@@ -163,6 +165,12 @@ func (l *load) giveBack(p, holder place, id string) {
 		}
 	}
 	t.Errorf("%v: a lease is not released in %v", p, storetest.Deadline)
+}
+
+// mayEnd reports whether a lease may be gone that nobody has released: its life may be
+// over, or Redis has forgotten it.
+func (l *load) mayEnd(granted time.Time) bool {
+	return l.f.forgets == everything || time.Since(granted) >= l.f.life()
 }
 
 // told counts an answer and looks whether it is one that its mode may give. It returns
@@ -214,7 +222,7 @@ func (l *load) told(p place, m *weirv1.AcquireResponse, took time.Duration) (hol
 	}
 	// What is held for sure: from the answer until the release is asked for.
 	l.held[holder]++
-	if n := l.held[holder]; n > most && (!l.f.forgets || holder.replica != everywhere) {
+	if n := l.held[holder]; n > most && (l.f.forgets != everything || holder.replica != everywhere) {
 		t.Errorf("%v: %d leases of a lane of %d", holder, n, most)
 	}
 	return holder

@@ -1,9 +1,9 @@
 package faults
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
-	"strings"
 	"testing"
 
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
@@ -37,15 +37,18 @@ func (p *proxy) start() {
 // cut closes all connections, and lets none in.
 func (p *proxy) cut() { p.Stop() }
 
+// what is the attribute of a toxic.
+var what = map[string]string{"latency": "latency", "timeout": "timeout", "reset_peer": "timeout", "slow_close": "delay", "limit_data": "bytes"}
+
 // to has the network be so towards Redis ("upstream") or from there ("downstream"): kind
-// is one of toxiproxy's toxics.
-func (p *proxy) to(stream, kind string, attributes map[string]int) {
+// is one of toxiproxy's toxics, and n its milliseconds or bytes.
+func (p *proxy) to(stream, kind string, n int) {
 	p.t.Helper()
-	text, err := json.Marshal(map[string]any{"name": kind + stream, "type": kind, "stream": stream, "attributes": attributes})
+	text, err := json.Marshal(map[string]any{"name": kind + stream, "type": kind, "stream": stream, "attributes": map[string]int{what[kind]: n}})
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	if _, err := p.Toxics.AddToxicJson(strings.NewReader(string(text))); err != nil {
+	if _, err := p.Toxics.AddToxicJson(bytes.NewReader(text)); err != nil {
 		p.t.Fatal(err)
 	}
 }

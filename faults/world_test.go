@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	weirv1 "weir/proto/weir/v1"
 	"weir/server/servertest"
@@ -19,12 +20,13 @@ const (
 	tokens = 1_000_000 // of one bucket, which gains nothing to speak of
 	slots  = 4         // of a lane
 	burst  = 7         // of a fresh bucket
+	second = 4         // of a bucket that gains as much a second
 )
 
 // domains are called as the failure mode of their limits.
 var domains = []string{"open", "closed", "local"}
 
-func policy(domain, lease string) string {
+func policy(domain string, lease time.Duration) string {
 	return fmt.Sprintf(`
 domain: %s
 failure_mode: %s
@@ -32,7 +34,8 @@ descriptors:
   - {key: all, token_bucket: {capacity: %d, refill: 1/d}}
   - {key: lane, concurrency: {max_in_flight: %d, lease: %s}}
   - {key: burst, token_bucket: {capacity: %d, refill: 1/d}}
-`, domain, domain, tokens, slots, lease, burst)
+  - {key: second, token_bucket: {capacity: %d, refill: %d/s}}
+`, domain, domain, tokens, slots, lease, burst, second, second)
 }
 
 // replica is a process of weir, and its way to Redis.
@@ -157,9 +160,14 @@ const replicas = 2
 type world struct {
 	t     *testing.T
 	bin   string
-	url   string   // of the Redis
-	flags []string // of weir, that the Redis asks for
-	redis *storetest.Redis
+	url   string           // of the Redis
+	flags []string         // of weir, that the Redis asks for
+	redis *storetest.Redis // what is struck
+	// What there may be besides.
+	sentinel *storetest.Sentinel
+	cluster  *storetest.Cluster
+	clock    *clock
+	ca       string // weir's file of authorities
 
 	replicas []*replica
 	load     *load
@@ -179,21 +187,4 @@ func newWorld(t *testing.T, f fault, bin string) *world {
 	}
 	w.load = newLoad(w, f)
 	return w
-}
-
-// oneRedis is a single server, with further flags.
-func oneRedis(flags ...string) func(*world) {
-	return func(w *world) {
-		w.redis = storetest.StartRedisTCP(w.t, w.bin, flags...)
-		w.url = w.redis.URL
-	}
-}
-
-// eachProxy does something to the network of all replicas.
-func eachProxy(do func(p *proxy)) func(*world) {
-	return func(w *world) {
-		for _, r := range w.replicas {
-			do(r.proxy)
-		}
-	}
 }

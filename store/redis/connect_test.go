@@ -27,7 +27,7 @@ func TestAPasswordThatChangesIsReadAgain(t *testing.T) {
 			server.MustDo(t, "ACL", "SETUSER", "weir", "resetpass", ">"+password)
 			server.MustDo(t, "CLIENT", "KILL", "USER", "weir")
 		}
-		server.MustDo(t, strings.Fields("ACL SETUSER weir on "+rights)...)
+		server.MustDo(t, strings.Fields("ACL SETUSER weir on "+storetest.Rights)...)
 		change("first")
 		s := openWith(t, redis.Options{URL: strings.Replace(server.URL, "unix://", "unix://weir@", 1), PasswordFile: path})
 		decide(t, s, r)
@@ -177,7 +177,7 @@ func TestEvictionIsToldOf(t *testing.T) {
 
 		// Who may not ask says nothing that would alarm.
 		quiet := &lines{}
-		server.MustDo(t, strings.Fields("ACL SETUSER weir on nopass "+rights+" -info")...)
+		server.MustDo(t, strings.Fields("ACL SETUSER weir on nopass "+storetest.Rights+" -info")...)
 		s = openWith(t, redis.Options{
 			URL:    strings.Replace(server.URL, "unix://", "unix://weir:x@", 1),
 			Logger: slog.New(slog.NewTextHandler(quiet, &slog.HandlerOptions{Level: slog.LevelDebug})),
