@@ -40,12 +40,29 @@ const recovery = 5 * time.Second
 // suffer lets the fault come and go, and then looks after everything.
 func (w *world) suffer(f fault) {
 	t := w.t
+	before := w.goroutines()
+	lasted, healed := w.befall(f)
 	w.load.storeAnswers(20)
-	before := make([]float64, len(w.replicas))
-	for i, r := range w.replicas {
-		before[i] = r.metrics(t)["go_goroutines"]
-	}
+	w.load.end()
+	w.check(f, before)
+	t.Logf("%v, healed in %v; %s", lasted.Round(time.Millisecond), healed.Round(time.Millisecond), w.load)
+}
 
+// goroutines is how many each replica has, when its clients have asked for a while.
+func (w *world) goroutines() (n []float64) {
+	w.t.Helper()
+	w.load.storeAnswers(20)
+	for _, r := range w.replicas {
+		n = append(n, r.metrics(w.t)["go_goroutines"])
+	}
+	return n
+}
+
+// befall lets the fault come, and go when it has been felt, and tells how long that took,
+// and from then on until the store decided everywhere again.
+func (w *world) befall(f fault) (lasted, healed time.Duration) {
+	t := w.t
+	t.Helper()
 	begin := time.Now()
 	w.load.mark()
 	f.strike(w)
@@ -55,16 +72,14 @@ func (w *world) suffer(f fault) {
 			if f.strikes != nil && !f.strikes(w, p) {
 				return y.since >= 20
 			}
-			for by := range y.bypassed {
-				seen = seen || by.reason == f.bypass
-			}
-			return y.allBypassed() >= 20
+			seen = seen || y.reasons[f.bypass] > 0
+			return sum(y.reasons) >= 20
 		}) && seen
 	})
 	if f.meanwhile != nil {
 		f.meanwhile(w)
 	}
-	lasted := time.Since(begin)
+	lasted = time.Since(begin)
 	if f.mend != nil {
 		f.mend(w)
 	}
@@ -72,14 +87,10 @@ func (w *world) suffer(f fault) {
 	begin = time.Now()
 	w.load.mark()
 	w.load.storeAnswers(1)
-	healed := time.Since(begin)
-	if healed > recovery {
+	if healed = time.Since(begin); healed > recovery {
 		t.Errorf("it took %v until the store decided everywhere again, want %v at most", healed, recovery)
 	}
-	w.load.storeAnswers(20)
-	w.load.end()
-	w.check(f, before)
-	t.Logf("%v, healed in %v; %s", lasted.Round(time.Millisecond), healed.Round(time.Millisecond), w.load)
+	return lasted, healed
 }
 
 // check looks whether all is as it was, once the clients have ended.

@@ -21,11 +21,13 @@ type tally struct {
 	unsure   int
 	bypassed map[bypassed]int
 	slowest  time.Duration
-	since    int // answers of the store since load.mark
+	// The same since load.mark: answers of the store, and bypassed ones by their reason.
+	since   int
+	reasons map[string]int
 }
 
-func (y *tally) allBypassed() (n int) {
-	for _, count := range y.bypassed {
+func sum[K comparable](counts map[K]int) (n int) {
+	for _, count := range counts {
 		n += count
 	}
 	return n
@@ -65,7 +67,7 @@ func newLoad(w *world, f fault) *load {
 	for i := range w.replicas {
 		for _, domain := range domains {
 			p := place{domain, i}
-			l.tallies[p] = &tally{bypassed: make(map[bypassed]int)}
+			l.tallies[p] = &tally{bypassed: make(map[bypassed]int), reasons: make(map[string]int)}
 			for range clients {
 				l.work.Go(func() { l.client(p) })
 			}
@@ -92,9 +94,13 @@ func (l *load) each(f func(p place, y *tally) bool) bool {
 	return all
 }
 
-// mark begins to count the store's answers anew.
+// mark begins to count anew what has been answered since.
 func (l *load) mark() {
-	l.each(func(_ place, y *tally) bool { y.since = 0; return true })
+	l.each(func(_ place, y *tally) bool {
+		y.since = 0
+		clear(y.reasons)
+		return true
+	})
 }
 
 // storeAnswers waits until the store has answered so often in each place since mark.
@@ -195,6 +201,7 @@ func (l *load) told(p place, m *weirv1.AcquireResponse, took time.Duration) (hol
 		holder = place{p.domain, everywhere}
 	} else {
 		y.bypassed[by]++
+		y.reasons[by.reason]++
 		if by.reason == "store_timeout" || by.reason == "store_unavailable" {
 			y.unsure++
 		}

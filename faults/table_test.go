@@ -121,7 +121,7 @@ var faults = []fault{
 	},
 	{
 		name:   "Redis is killed and has kept all",
-		on:     oneRedis("--appendonly", "yes", "--appendfsync", "always"),
+		on:     keepingAll,
 		strike: kill,
 		mend:   restart,
 		bypass: "store_unavailable",
@@ -253,6 +253,8 @@ func signal(s syscall.Signal) func(*world) {
 		}
 	}
 }
+
+func keepingAll(w *world) { oneRedis("--appendonly", "yes", "--appendfsync", "always")(w) }
 
 func kill(w *world) { w.redis.Kill() }
 
