@@ -66,7 +66,7 @@ func (w *world) befall(f fault) (lasted, healed time.Duration) {
 	begin := time.Now()
 	w.load.mark()
 	f.strike(w)
-	storetest.Eventually(t, "answers are bypassed where it strikes, and are the store's elsewhere", func() bool {
+	storetest.Eventually(t, "answers are bypassed where it strikes, and are the store's elsewhere, when "+f.name, func() bool {
 		seen := false
 		return f.bypass == "" || w.load.each(func(p place, y *tally) bool {
 			if f.strikes != nil && !f.strikes(w, p) {

@@ -108,8 +108,9 @@ var faults = []fault{
 		bypass: "store_timeout",
 	},
 	{
-		name:   "Redis is paused",
-		strike: do("CLIENT", "PAUSE", "1000", "ALL"),
+		name:   "Redis is paused", // it answers pings
+		strike: do("CLIENT", "PAUSE", "3600000", "WRITE"),
+		mend:   do("CLIENT", "UNPAUSE"),
 		bypass: "store_timeout",
 	},
 	{
