@@ -128,7 +128,7 @@ var faults = []fault{
 		bypass: "store_unavailable",
 	},
 	{
-		name: "Redis loses its scripts",
+		name: "Redis loses its scripts", // T20
 		strike: func(w *world) {
 			for range 20 {
 				w.load.mark()
@@ -162,7 +162,7 @@ var faults = []fault{
 		bypass: "store_unavailable",
 	},
 	{
-		name: "the clock of Redis is set back",
+		name: "the clock of Redis is set back", // T22
 		on:   onAClock,
 		strike: func(w *world) {
 			w.drain()
@@ -180,7 +180,7 @@ var faults = []fault{
 
 	// Sentinels.
 	{
-		name:    "the primary changes",
+		name:    "the primary changes", // T24
 		on:      sentinels,
 		strike:  failover,
 		forgets: everything,
