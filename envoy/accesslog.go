@@ -6,9 +6,9 @@ import (
 	"weir/limit"
 )
 
-// StreamHeader is the request header in which Envoy names the stream, as the
+// streamHeader is the request header in which Envoy names the stream, as the
 // reference configuration has it.
-const StreamHeader = "x-weir-stream"
+const streamHeader = "x-weir-stream"
 
 // filterName is under which Envoy keeps the metadata of our answers.
 const filterName = "envoy.filters.http.ratelimit"
@@ -38,12 +38,12 @@ func DecodeLog(domain string, entry *logpb.HTTPAccessLogEntry) LogEntry {
 	default:
 		return LogEntry{}
 	}
-	early := EndedEarly(entry.GetResponse().GetResponseCodeDetails())
-	stream := entry.GetRequest().GetRequestHeaders()[StreamHeader]
+	early := endedEarly(entry.GetResponse().GetResponseCodeDetails())
+	stream := entry.GetRequest().GetRequestHeaders()[streamHeader]
 	switch {
 	case lease != "":
 		return LogEntry{Ending: limit.Ending{Lease: lease, Early: early}}
-	case told["verdict"] != nil, stream == "", len(stream) > MaxStream:
+	case told["verdict"] != nil, stream == "", len(stream) > maxStream:
 		return LogEntry{} // our answer is there, and had no lease
 	}
 	return LogEntry{Ending: limit.Ending{Domain: domain, Stream: stream, Early: early}}

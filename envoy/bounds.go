@@ -10,7 +10,7 @@ const (
 	MaxDomain      = 256  // bytes of the domain
 	MaxDescriptors = 1024 // in a message
 	MaxEntries     = 64   // in a descriptor, reserved ones included
-	MaxStream      = 256  // bytes of a stream's id
+	maxStream      = 256  // bytes of a stream's id
 )
 
 // CheckDomain returns what is wrong with the domain of a request, for its sender.

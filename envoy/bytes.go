@@ -58,15 +58,12 @@ func UnmarshalLog(message []byte, m *als.StreamAccessLogsMessage) error {
 		return nil
 	}
 	message = bytes.Clone(message)
-	question(message, m.ProtoReflect().Descriptor(), maxDepth)
+	question(message, m.ProtoReflect().Descriptor(), protowire.DefaultRecursionLimit)
 	return proto.Unmarshal(message, m)
 }
 
-// maxDepth is how deep the messages of an access log may lie in each other: more than
-// they do.
-const maxDepth = 100
-
-// question puts question marks in the place of texts that are no UTF-8.
+// question puts question marks in the place of texts that are no UTF-8, as deep as
+// protobuf reads: metadata may hold the nested JSON of a client's token.
 func question(message []byte, d protoreflect.MessageDescriptor, depth int) {
 	for f, part := range contents(message) {
 		switch field := d.Fields().ByNumber(f); {
@@ -80,7 +77,11 @@ func question(message []byte, d protoreflect.MessageDescriptor, depth int) {
 }
 
 // mark writes question marks.
-func mark(text []byte) { copy(text, bytes.Repeat([]byte("?"), len(text))) }
+func mark(text []byte) {
+	for i := range text {
+		text[i] = '?'
+	}
+}
 
 // contents are the numbers and the contents of those fields of a message that are texts
 // or messages, up to where it is no message any more.

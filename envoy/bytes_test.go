@@ -102,7 +102,11 @@ func FuzzUnmarshalRequest(f *testing.F) {
 }
 
 func TestUnmarshalLogReadsWhatEnvoySaysBesideAClientsBytes(t *testing.T) {
-	fields, err := structpb.NewStruct(map[string]any{"lease_id": leaseText, "more": map[string]any{"list": []any{"¹¹¹¹"}}})
+	deep := any("¹¹¹¹")
+	for range 200 { // as JSON may be, in the claims of a token say
+		deep = []any{deep}
+	}
+	fields, err := structpb.NewStruct(map[string]any{"lease_id": leaseText, "more": map[string]any{"deep": deep}})
 	if err != nil {
 		t.Fatal(err)
 	}

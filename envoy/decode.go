@@ -164,8 +164,8 @@ func (r *reserved) add(key, value string) error {
 	case keyLease:
 		into = &r.lease
 	case keyStream:
-		if len(value) > MaxStream {
-			return fmt.Errorf("%s has %d bytes; use at most %d", keyStream, len(value), MaxStream)
+		if len(value) > maxStream {
+			return fmt.Errorf("%s has %d bytes; use at most %d", keyStream, len(value), maxStream)
 		}
 		into = &r.stream
 	case keyOutcome:
@@ -184,7 +184,7 @@ func (r *reserved) add(key, value string) error {
 
 // ending is the work that the entries end, or nothing if it is known to hold none.
 func (r *reserved) ending(domain string) (limit.Ending, error) {
-	early := EndedEarly(r.outcome)
+	early := endedEarly(r.outcome)
 	switch {
 	case r.lease != "":
 		id, err := limit.ParseLeaseID(r.lease)
@@ -214,13 +214,16 @@ func (r *reserved) usage(d *ratelimit.RateLimitDescriptor, own []limit.Entry) er
 	return nil
 }
 
-// EndedEarly reports whether a stream with this outcome, which is Envoy's
-// response_code_details, may have ended before its upstream did: the client left, or
-// Envoy's patience was over.
-func EndedEarly(outcome string) bool {
+// endedEarly reports whether a stream with this outcome, which is Envoy's
+// response_code_details, may have ended before its upstream did: the client left, Envoy
+// closed its connection, or Envoy's patience was over.
+func endedEarly(outcome string) bool {
+	// Envoy's stream_info.h: "downstream_local_disconnect({})", with what closed it.
+	outcome, _, _ = strings.Cut(outcome, "(")
 	switch outcome {
-	case "downstream_remote_disconnect", "downstream_local_disconnect", "http2.remote_reset", "http2.remote_refuse", "http3.remote_reset",
-		"response_timeout", "stream_idle_timeout", "max_duration_timeout", "request_overall_timeout", "upstream_per_try_timeout":
+	case "downstream_remote_disconnect", "downstream_local_disconnect", "http2.remote_reset", "http2.remote_refuse",
+		"response_timeout", "stream_idle_timeout", "max_duration_timeout", "request_overall_timeout",
+		"upstream_per_try_timeout", "upstream_per_try_idle_timeout", "upstream_max_stream_duration_reached":
 		return true
 	}
 	return false

@@ -244,6 +244,31 @@ func TestAMessageIsReadAsItIsMeant(t *testing.T) {
 	}
 }
 
+// S22: Envoy's words for how a stream ended, as far as its upstream may still work.
+func TestAStreamEndsEarlyByEnvoysWords(t *testing.T) {
+	for outcome, want := range map[string]bool{
+		"downstream_remote_disconnect":                               true,
+		"downstream_local_disconnect(filter_chain_is_being_removed)": true, // a drain's end
+		"downstream_local_disconnect(http2_ping_timeout)":            true,
+		"http2.remote_reset":                                         true,
+		"response_timeout":                                           true,
+		"stream_idle_timeout":                                        true,
+		"max_duration_timeout":                                       true,
+		"upstream_per_try_idle_timeout":                              true,
+		"upstream_max_stream_duration_reached":                       true,
+		"":                                                           false,
+		"unknown":                                                    false,
+		"via_upstream":                                               false,
+		"request_rate_limited":                                       false,
+		"upstream_reset_before_response_started{connection_termination}": false,
+		"downstream_local_disconnecting":                                 false,
+	} {
+		if got := endedEarly(outcome); got != want {
+			t.Errorf("endedEarly(%q) = %v, want %v", outcome, got, want)
+		}
+	}
+}
+
 func TestTheLargestMessageIsRead(t *testing.T) {
 	full := &ratelimit.RateLimitDescriptor{}
 	for range MaxEntries {

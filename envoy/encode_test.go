@@ -293,6 +293,9 @@ func TestAnAdmissionTellsItsLeaseShadowsAndBypass(t *testing.T) {
 
 // What Envoy is told of a refused request: docs/semantics.md, "What a client is told".
 func TestARefusalTellsItsReasonWaitAndRemedy(t *testing.T) {
+	gone := decide([]decided{{lane("account", 3), passed(3, 0)}})
+	gone.d.Admitted, gone.d.StreamEnded = false, true
+	gone.judge()
 	for _, tt := range []struct {
 		name     string
 		in       decision
@@ -359,6 +362,25 @@ func TestARefusalTellsItsReasonWaitAndRemedy(t *testing.T) {
 			body: `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
 				`"detail":"Limit \"nobody\" allows no requests; retrying does not help.",` +
 				`"violated-policies":["nobody"],"retryable":false}`,
+		},
+		{
+			name:    "a limit that nobody can look up",
+			in:      decide([]decided{{lane("account", 3), limit.Result{RetryAfter: time.Second, Bypass: limit.ModeClosed}}}),
+			headers: headers("retry-after", "1", "content-type", "application/problem+json"),
+			metadata: fields("verdict", "refused", "reject_class", "pool", "reason", "store_unavailable", "limit", "account", "limits", []any{"account"},
+				"retry_after_ms", 1000, "estimated", true, "retryable", true),
+			body: `{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":503,` +
+				`"detail":"Limit \"account\" cannot be looked up at present; retry after about 1s, which is an estimate.",` +
+				`"retry_after_ms":1000,"violated-policies":["account"],"retryable":true}`,
+		},
+		{
+			name:     "S14: the end of a stream that is told before it asks",
+			in:       gone,
+			headers:  headers("content-type", "application/problem+json"),
+			metadata: fields("verdict", "refused", "reject_class", "lane", "reason", "stream_ended", "estimated", false, "retryable", false),
+			body: `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
+				`"detail":"The end of the stream that asks was told before; retrying does not help.",` +
+				`"violated-policies":[],"retryable":false}`,
 		},
 		{
 			name: "one name is listed once",

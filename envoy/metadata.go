@@ -25,8 +25,10 @@ func metadata(d limit.Decision, v limit.Verdict) *structpb.Struct {
 		fields["verdict"] = structpb.NewStringValue("refused")
 		fields["reject_class"] = structpb.NewStringValue(v.Class.String())
 		fields["reason"] = structpb.NewStringValue(string(v.Reason))
-		fields["limit"] = structpb.NewStringValue(v.Limit)
-		fields["limits"] = list(names(v.Violations))
+		if v.Limit != "" { // not of a stream that had ended
+			fields["limit"] = structpb.NewStringValue(v.Limit)
+			fields["limits"] = list(names(v.Violations))
+		}
 		fields["estimated"] = structpb.NewBoolValue(v.Estimated)
 		fields["retryable"] = structpb.NewBoolValue(v.Retryable)
 		if v.Retryable {

@@ -71,6 +71,10 @@ func detail(v limit.Verdict) string {
 		what = fmt.Sprintf("The request costs more than limit %q can ever allow", v.Limit)
 	case limit.Banned:
 		what = fmt.Sprintf("Limit %q allows no requests", v.Limit)
+	case limit.StoreUnavailable:
+		what = fmt.Sprintf("Limit %q cannot be looked up at present", v.Limit)
+	case limit.StreamEnded:
+		what = "The end of the stream that asks was told before"
 	case limit.NoReason:
 		what = "The request was refused"
 	default:

@@ -170,11 +170,11 @@ func Refused(checks []Check, results []Result) bool {
 			return true
 		}
 	}
-	return quotaExhausted(checks, results)
+	return QuotaExhausted(checks, results)
 }
 
-// quotaExhausted reports whether there are quota groups and all are over.
-func quotaExhausted(checks []Check, results []Result) bool {
+// QuotaExhausted reports whether there are quota groups and all are over.
+func QuotaExhausted(checks []Check, results []Result) bool {
 	var over map[int]bool // by group; most requests have none
 	for i, c := range checks {
 		if c.Quota != 0 && !c.Shadow {

@@ -78,13 +78,12 @@ func LeaseKey(id LeaseID) string {
 	return "weir:{" + domain + "}:lease:" + token
 }
 
-// LeaseKeyOf is [LeaseKey] of the lease with this token in domain; without a token,
-// what the names of all of the domain's records begin with.
-func LeaseKeyOf(domain, token string) string {
+// LeasePrefix begins the names of the records of a domain's leases; the rest is the
+// token of the lease, see [LeaseKey].
+func LeasePrefix(domain string) string {
 	var b strings.Builder
 	keyPrefix(&b, domain)
 	b.WriteString("lease:")
-	b.WriteString(token)
 	return b.String()
 }
 

@@ -86,6 +86,10 @@ func TestALeaseIDNamesItsDomainAndIsReadStrictly(t *testing.T) {
 		if key := limit.LeaseKey(id); !strings.HasPrefix(key, tag) {
 			t.Errorf("LeaseKey(%q) = %q, want prefix %q", id, key, tag)
 		}
+		// A release by the stream finds the record so.
+		if got, want := limit.LeasePrefix(domain)+id.Token(), limit.LeaseKey(id); got != want {
+			t.Errorf("LeasePrefix(%q) and the token are %q, want %q", domain, got, want)
+		}
 	}
 	for _, bad := range []string{
 		"", "zzz", ".d", "AAAAAAAAAAAAAAAAAAAAAA", "AAAAAAAAAAAAAAAAAAAAAA.", "AAAAAAAAAAAAAAAAAAAAA.d", "AAAAAAAAAAAAAAAAAAAAA!.d",

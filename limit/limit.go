@@ -17,6 +17,9 @@ const MaxExact = 1<<53 - 1
 // MaxLease is the longest life that a lease may have.
 const MaxLease = 365 * 24 * time.Hour
 
+// MaxWait is the longest time for which a request may wait for a slot.
+const MaxWait = time.Minute
+
 // MaxInFlight is the largest max_in_flight of a concurrency limit.
 const MaxInFlight = 1_000_000_000
 
@@ -185,7 +188,8 @@ type Concurrency struct {
 	// upstream answered, since the work goes on; whole milliseconds, 0..MaxLease.
 	Linger time.Duration
 	// MaxWait is how long a request may wait for a slot before it is refused, if it is
-	// set; the zero value leaves it to the service. Negative: it does not wait.
+	// set, at most [MaxWait]; the zero value leaves it to the service. Negative: it does
+	// not wait.
 	MaxWait time.Duration
 }
 

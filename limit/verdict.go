@@ -79,7 +79,7 @@ func Judge(checks []Check, d Decision, estimate func(Check) time.Duration) Verdi
 		v.Reason = StreamEnded
 		return v
 	}
-	v.QuotaExhausted = quotaExhausted(checks, d.Results)
+	v.QuotaExhausted = QuotaExhausted(checks, d.Results)
 	v.Class = Pool
 	var waits []Violation           // all of these must have passed
 	quotas := map[int][]Violation{} // by group, of which one is enough

@@ -156,9 +156,6 @@ func (p *parser) onOver(f *field, at *path) (charge bool) {
 	return text == "charge"
 }
 
-// maxWait bounds how long requests may be kept waiting for a slot.
-const maxWait = time.Minute
-
 func (p *parser) concurrency(f *field, _ *node, at *path) (rule, bool) {
 	fields := p.fields(f.value, at, concurrencyLevel)
 	if f.value.Kind != yaml.MappingNode {
@@ -193,8 +190,8 @@ func (p *parser) concurrency(f *field, _ *node, at *path) (rule, bool) {
 	}
 	if c := get(fields, "max_wait"); c != nil {
 		d, ok := p.duration(c, at)
-		if ok && (d < 0 || d > maxWait) {
-			p.fail(c.line, at, fmt.Sprintf("%s must be 0s..%v, got %s; write it like 5ms", c.label, maxWait, describe(c.value)))
+		if ok && (d < 0 || d > limit.MaxWait) {
+			p.fail(c.line, at, fmt.Sprintf("%s must be 0s..%v, got %s; write it like 5ms", c.label, limit.MaxWait, describe(c.value)))
 			return rule{}, false
 		}
 		wait, waits = d, ok

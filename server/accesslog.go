@@ -55,11 +55,16 @@ func (s accessLog) StreamAccessLogs(stream als.AccessLogService_StreamAccessLogs
 			wrong = err
 		case <-stream.Context().Done():
 		}
+		select {
+		case m := <-messages: // one that had come already
+			s.read(stream.Context(), who.GetLogName(), m)
+		default:
+		}
 		if !s.draining.Load() {
 			// As when an Envoy dies: what it held waits for other signs, or for its expiry.
 			s.metrics.brokenLogs.Inc()
-			s.log.InfoContext(stream.Context(), "an access log ended without a word: if its Envoy has died, its leases wait for their expiry",
-				"node", who.GetNode().GetId(), "domain", label(s.policies(), who.GetLogName()))
+			s.log.InfoContext(stream.Context(), "an access log broke off: if its Envoy has died, its leases wait for their expiry",
+				"node", who.GetNode().GetId(), "domain", label(s.policies(), who.GetLogName()), "err", wrong)
 		}
 		return wrong
 	}

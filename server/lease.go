@@ -227,7 +227,7 @@ func (s leases) releaseOne(ctx context.Context, text string) weirv1.ReleaseStatu
 		return weirv1.ReleaseStatus_RELEASE_STATUS_RELEASED
 	case limit.Expired:
 		return weirv1.ReleaseStatus_RELEASE_STATUS_EXPIRED
-	case limit.NotHeld:
+	case limit.NotHeld, limit.Lingering: // only what ended early lingers, and that is Envoy's to tell
 	}
 	return weirv1.ReleaseStatus_RELEASE_STATUS_NOT_HELD
 }

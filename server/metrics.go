@@ -142,7 +142,7 @@ func (m *metrics) decided(domain string, checks []limit.Check, d limit.Decision,
 		case d.Results[i].Passed:
 		case c.Shadow && d.Admitted:
 			result = "shadow_refused"
-		case !c.Shadow && !d.Admitted && v.Refuses(c):
+		case !c.Shadow && !d.Admitted && !d.StreamEnded && v.Refuses(c):
 			result = "refused"
 		default:
 			result = "over"

@@ -43,7 +43,11 @@ func (w *waits) full(checks []limit.Check, d limit.Decision) (full []limit.Check
 			continue
 		}
 		l, ok := c.Limit.(limit.Concurrency)
-		if !ok {
+		switch {
+		case ok:
+		case c.Quota != 0 && !limit.QuotaExhausted(checks, d.Results):
+			continue // it is over, and another is free
+		default:
 			return nil, 0
 		}
 		most := l.MaxWait
@@ -62,8 +66,8 @@ func (w *waits) full(checks []limit.Check, d limit.Decision) (full []limit.Check
 }
 
 // enter lets a request wait for the full limits, or reports false: as many wait for
-// one of them as it has slots. A slot that came free since so many had is not waited
-// for.
+// one of them as it has slots. Since is what freed was before the request asked: a slot
+// that came free after that, and woke nobody, wakes it at once.
 func (w *waits) enter(full []limit.Check, since uint64) (woken chan struct{}, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -75,6 +79,7 @@ func (w *waits) enter(full []limit.Check, since uint64) (woken chan struct{}, ok
 	woken = make(chan struct{}, 1)
 	for _, c := range full {
 		if w.forgotten > since || w.lately[c.Key] > since {
+			delete(w.lately, c.Key) // one release, one more ask
 			woken <- struct{}{}
 			return woken, true
 		}
@@ -109,28 +114,32 @@ func (w *waits) count() (n float64) {
 	return n
 }
 
-// wake has the request that waits longest for a slot of key ask again.
+// wake has the request that waits longest for a slot of key ask again, or the next that
+// is refused for want of one.
 func (w *waits) wake(key string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.lately) >= maxLately {
-		clear(w.lately)
-		w.forgotten = w.freed.Load()
-	}
-	w.lately[key] = w.freed.Add(1)
-	if list := w.waiting[key]; len(list) > 0 {
+	freed := w.freed.Add(1)
+	for list := w.waiting[key]; len(list) > 0; list = list[1:] {
 		w.waiting[key] = list[1:]
 		select {
 		case list[0] <- struct{}{}:
-		default: // by another key
+			return
+		default: // another key has woken it
 		}
 	}
+	if len(w.lately) >= maxLately {
+		clear(w.lately)
+		w.forgotten = freed
+	}
+	w.lately[key] = freed
 }
 
 // askAndWait asks the store, and if nothing but slots is missing it waits for them: it
 // asks again whenever one came free here, and at the end for those that others gave
-// back. So a release costs one more ask at most, and a request that waits another. It
-// waits neither longer than the caller does, nor for a caller that has gone.
+// back. So a release costs one more ask, and a request that waits another. It waits
+// neither longer than the caller does, nor for a caller that has gone, and a slot for
+// which it was woken and that it does not take is the next one's.
 func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream string, checks []limit.Check) (d limit.Decision) {
 	freed := s.waits.freed.Load()
 	d = s.ask(ctx, domain, stream, checks)
@@ -156,12 +165,22 @@ func (s *Server) askAndWait(ctx context.Context, set *policy.Set, domain, stream
 			over = true
 		case <-ctx.Done():
 			s.waits.leave(full, woken)
+			if len(woken) > 0 {
+				for _, c := range full {
+					s.waits.wake(c.Key)
+				}
+			}
 			return d
 		}
 		s.waits.leave(full, woken)
 		freed = s.waits.freed.Load()
 		d = s.ask(ctx, domain, stream, checks)
 		expired += d.Expired
+	}
+	for i, c := range checks {
+		if _, slot := c.Limit.(limit.Concurrency); slot && !d.Admitted && !c.Shadow && d.Results[i].Passed {
+			s.waits.wake(c.Key) // another limit refused
+		}
 	}
 	s.metrics.waited(label(set, domain), d)
 	return d

@@ -18,11 +18,14 @@ domain: d
 descriptors:
   - {key: lane, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 20s}}
   - {key: pool, concurrency: {max_in_flight: 2, lease: 1h, max_wait: 20s}, reject_as: pool}
+  - {key: gpu, concurrency: {max_in_flight: 2, lease: 1h, max_wait: 1m}}
   - {key: short, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 1ms}}
   - {key: brief, concurrency: {max_in_flight: 1, lease: 1s}}
   - {key: never, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 0s}}
   - {key: shadow, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 0s}, shadow_mode: true}
   - {key: bucket, token_bucket: {capacity: 1, refill: 1/d}}
+  - {key: over, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: under, quota_mode: true, rate_limit: {unit: day, requests_per_unit: 1}}
 `
 
 // The release of a client's last request is told beside its next, and often comes
@@ -52,10 +55,12 @@ func TestARequestWaitsForASlotAndNotForWhatNobodyGivesBack(t *testing.T) {
 		{"a limit that does not wait", []*weirv1.Descriptor{typed("never", "a")}, 0},
 		{"one of two that does not", []*weirv1.Descriptor{typed("lane", "a"), typed("never", "a")}, 0},
 		{"a bucket beside it", []*weirv1.Descriptor{typed("lane", "a"), typed("bucket", "a")}, 0},
+		{"an exhausted quota beside it", []*weirv1.Descriptor{typed("short", "a"), typed("over", "a")}, 0},
+		{"a quota with another that is free", []*weirv1.Descriptor{typed("short", "a"), typed("over", "a"), typed("under", "a")}, 1},
 		{"a shadow beside it", []*weirv1.Descriptor{typed("short", "a"), typed("shadow", "a")}, 1},
 	} {
 		// Takes what can be taken; then the same is refused.
-		for _, key := range []string{"lane", "short", "never", "shadow", "bucket"} {
+		for _, key := range []string{"lane", "short", "never", "shadow", "bucket", "over"} {
 			acquire(t, s.leases, typed(key, "a"+c.name))
 		}
 		for _, d := range c.descriptors {
@@ -91,6 +96,39 @@ func TestFewWaitAndEachSlotWakesOne(t *testing.T) {
 	}
 	if got := s.metric(t, `weir_waits_total{domain="d",verdict="admitted"}`); got != 2 {
 		t.Errorf("%v requests waited and were admitted, want 2", got)
+	}
+}
+
+// A slot that came free for a request which another limit refuses is the next one's.
+func TestASlotThatIsNotTakenWakesTheNext(t *testing.T) {
+	s := serve(t, waitPolicy)
+	held := acquire(t, s.leases, typed("gpu", "a")).GetLease()
+	acquire(t, s.leases, typed("gpu", "a"))
+	answers := [2]chan *weirv1.AcquireResponse{make(chan *weirv1.AcquireResponse, 1), make(chan *weirv1.AcquireResponse, 1)}
+	for i, descriptors := range [2][]*weirv1.Descriptor{{typed("gpu", "a"), typed("bucket", "x")}, {typed("gpu", "a")}} {
+		go func() { // nobody waits for these but the test, so they wait as long as the policy says
+			r, err := s.leases.Acquire(context.WithoutCancel(t.Context()), &weirv1.AcquireRequest{Domain: "d", Descriptors: descriptors})
+			if err != nil {
+				t.Errorf("Acquire: %v", err)
+			}
+			answers[i] <- r
+		}()
+		storetest.Eventually(t, "it waits", func() bool { return s.metric(t, "weir_waiting") == float64(i+1) })
+	}
+	acquire(t, s.leases, typed("bucket", "x")) // the last token
+	release(t, s.leases, held.GetId())
+	for i, want := range []bool{false, true} {
+		var r *weirv1.AcquireResponse
+		storetest.Eventually(t, "it is answered", func() bool {
+			select {
+			case r = <-answers[i]:
+			default:
+			}
+			return r != nil
+		})
+		if r.GetAdmitted() != want {
+			t.Errorf("request %d: %v, want admitted %t", i, r, want)
+		}
 	}
 }
 

@@ -122,19 +122,21 @@ func readAnswer(m *weirv1.AcquireResponse) answer {
 
 func (a answer) print(w io.Writer) error {
 	var b strings.Builder
+	without := ""
+	if a.Bypass != "" {
+		without = fmt.Sprintf(" without the store (%s: %s)", a.Bypass, a.BypassReason)
+	}
 	switch {
-	case a.Admitted && a.Bypass != "":
-		fmt.Fprintf(&b, "admitted without the store (%s: %s)\n", a.Bypass, a.BypassReason)
 	case a.Admitted:
-		b.WriteString("admitted\n")
+		fmt.Fprintf(&b, "admitted%s\n", without)
 	case a.Retryable != nil && *a.Retryable:
 		guess := ""
 		if a.Estimated {
 			guess = " (estimated)"
 		}
-		fmt.Fprintf(&b, "refused by %s: %s (%s), retry after %v%s\n", a.Limit, a.Reason, a.RejectClass, millis(a.RetryAfter), guess)
+		fmt.Fprintf(&b, "refused%s by %s: %s (%s), retry after %v%s\n", without, a.Limit, a.Reason, a.RejectClass, millis(a.RetryAfter), guess)
 	default:
-		fmt.Fprintf(&b, "refused by %s: %s (%s), it can never pass\n", a.Limit, a.Reason, a.RejectClass)
+		fmt.Fprintf(&b, "refused%s by %s: %s (%s), it can never pass\n", without, a.Limit, a.Reason, a.RejectClass)
 	}
 	if a.LeaseID != "" {
 		fmt.Fprintf(&b, "lease %s for %v\n", a.LeaseID, millis(a.LeaseTTL))

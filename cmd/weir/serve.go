@@ -61,9 +61,6 @@ The service stops on SIGTERM or SIGINT: it says that it is not ready, finishes w
 // which a GOGC of 400 would not promise.
 const gcHeadroom = 32 << 20
 
-// maxMaxWait bounds how long requests may be kept waiting for a slot.
-const maxMaxWait = time.Minute
-
 // maxReplicas is more than anybody has.
 const maxReplicas = 100_000
 
@@ -72,8 +69,8 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	signal.Ignore(syscall.SIGPIPE) // a log that nobody reads must not end the service
 	hangUp, stop := hangUps()      // nor a SIGHUP, however early or late
 	defer stop()
-	if c.MaxWait < 0 || c.MaxWait > maxMaxWait {
-		return fmt.Errorf("--max-wait must be 0..%v, got %v; the default is 2ms", maxMaxWait, c.MaxWait)
+	if c.MaxWait < 0 || c.MaxWait > limit.MaxWait {
+		return fmt.Errorf("--max-wait must be 0..%v, got %v; the default is 2ms", limit.MaxWait, c.MaxWait)
 	}
 	if len(c.Policy) == 0 || slices.Contains(c.Policy, "") {
 		return errors.New("--policy is empty; name a file or a folder")

@@ -93,7 +93,7 @@ func (s *Store) Release(_ context.Context, e limit.Ending) (limit.Release, error
 	}
 	switch known.kind {
 	case holding:
-		return s.end(limit.LeaseKeyOf(e.Domain, known.token), known.token, e.Early, now), nil
+		return s.end(limit.LeasePrefix(e.Domain)+known.token, known.token, e.Early, now), nil
 	case unknown:
 		if e.Tombstone {
 			s.know(key, stream{kind: tombstone, until: now + limit.TombstoneLife.Milliseconds()}, now)

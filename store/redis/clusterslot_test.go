@@ -20,7 +20,7 @@ func TestEveryKeyIsInItsDomainsSlot(t *testing.T) {
 		id := limit.NewLeaseID(domain, [16]byte{1})
 		for _, key := range []string{
 			limit.Key(domain, bucket(t, 1, time.Second), subject), limit.Key(domain, day, subject), limit.Key(domain, lane(t, 1, time.Minute), subject),
-			limit.LeaseKey(id), limit.LeasesKey(domain),
+			limit.LeaseKey(id), limit.LeasesKey(domain), limit.StreamKey(domain, "{s}"), limit.UsageKey(domain, "{s}"),
 		} {
 			got, err := client.ClusterKeySlot(storetest.Context(t), key).Result()
 			if err != nil || got != int64(want) {

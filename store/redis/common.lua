@@ -48,6 +48,19 @@ local function know(key, kind, till, token)
   redis.call('SET', key, cmsgpack.pack(WRITES, kind, till, token), 'PX', till - now)
 end
 
+-- Whether a stream is known to hold the lease with this token. A lease's record has no
+-- stream, or "", if the lease can be released by its id alone.
+local function holds(stream, token)
+  if type(stream) ~= 'string' or stream == '' then return false end
+  local kind, _, holder = stream_at(redis.call('GET', stream))
+  return kind == HOLDING and holder == token
+end
+
+-- Has a set live for so many ms at least. To GT a set without an expiry lives for ever.
+local function extend(key, ms)
+  if redis.call('PEXPIRE', key, ms, 'GT') == 0 then redis.call('PEXPIRE', key, ms, 'NX') end
+end
+
 -- What a later version wrote behind the fields that are known is left out.
 local function unpack_state(packed)
   local format, a, b, c, d, e = cmsgpack.unpack(packed)

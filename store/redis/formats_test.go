@@ -105,8 +105,11 @@ func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit
 	ctx := storetest.Context(t)
 	subject := fmt.Sprint(r.IntN(3))
 	b := bucket(t, 5, time.Duration(1+r.IntN(2))*time.Second) // its policy changes all the time
-	checks := []limit.Check{check(b, subject), check(hourly(t, 300), subject), check(lane(t, 3, time.Minute), subject), check(lane(t, 5, 20*time.Second), "pool")}
+	lingers := lane(t, 3, time.Minute)
+	lingers.Linger = 7 * time.Second
+	checks := []limit.Check{check(b, subject), check(hourly(t, 300), subject), check(lingers, subject), check(lane(t, 5, 20*time.Second), "pool")}
 	checks = checks[r.IntN(3):]
+	stream := fmt.Sprint(r.IntN(5))
 	do := func(one func(s store.Store) (string, error)) (string, string) {
 		var texts []string
 		for _, s := range []store.Store{s, alone} {
@@ -122,13 +125,17 @@ func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit
 	if len(*leases) > 0 {
 		id = (*leases)[max(0, len(*leases)-1-r.IntN(6))]
 	}
-	switch r.IntN(6) {
+	switch r.IntN(8) {
 	case 0:
 		clock.Advance(time.Duration(r.IntN(9000)) * time.Millisecond)
 		return "", ""
 	case 1:
+		ending := limit.Ending{Lease: id, Early: r.IntN(2) == 0}
+		if r.IntN(2) == 0 {
+			ending = limit.Ending{Domain: "d", Stream: stream, Tombstone: r.IntN(2) == 0, Early: ending.Early}
+		}
 		return do(func(s store.Store) (string, error) {
-			released, err := s.Release(ctx, limit.Ending{Lease: id})
+			released, err := s.Release(ctx, ending)
 			return fmt.Sprintf("release %+v", released), err
 		})
 	case 2:
@@ -141,8 +148,17 @@ func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit
 			states, err := s.Inspect(ctx, checks)
 			return fmt.Sprintf("inspect %+v", states), err
 		})
+	case 4:
+		usage := limit.Usage{Domain: "d", Stream: stream, Checks: []limit.Check{check(b, subject), check(hourly(t, 300), subject)}}
+		return do(func(s store.Store) (string, error) {
+			charged, err := s.Charge(ctx, usage)
+			return fmt.Sprintf("charge %v", charged), err
+		})
 	}
 	ask := withLease(request(checks...))
+	if r.IntN(2) == 0 {
+		ask.Stream = stream
+	}
 	*leases = append(*leases, ask.Lease)
 	return do(func(s store.Store) (string, error) {
 		d, err := s.Decide(ctx, ask)
@@ -159,6 +175,14 @@ func TestAnUnknownFormatIsAnError(t *testing.T) {
 		ctx := storetest.Context(t)
 		later := withLease(request(check(bucket(t, 5, time.Second), "x"), check(hourly(t, 5), "x"), check(lane(t, 5, time.Minute), "x")))
 		decide(t, openVersion(t, server.URL, clock.Now, "after next"), later)
+		lingers := lane(t, 5, time.Minute)
+		lingers.Linger = time.Second
+		held := withLease(request(check(lane(t, 5, time.Minute), "y"), check(lingers, "z")))
+		held.Stream = "s"
+		decide(t, s, held)
+		if err := client.Set(ctx, limit.StreamKey(held.Domain, held.Stream), "\x02", time.Hour).Err(); err != nil {
+			t.Fatal(err)
+		}
 		before := raw(t, client)
 		expect := func(what string, err error) {
 			t.Helper()
@@ -176,6 +200,19 @@ func TestAnUnknownFormatIsAnError(t *testing.T) {
 		expect("Release", err)
 		_, err = s.Renew(ctx, later.Lease)
 		expect("Renew", err)
+		// The lease is of today's format, and what is known of its stream is not.
+		_, err = s.Release(ctx, limit.Ending{Lease: held.Lease})
+		expect("Release", err)
+		_, err = s.Release(ctx, limit.Ending{Lease: held.Lease, Early: true})
+		expect("Release of what lingers", err)
+		_, err = s.Renew(ctx, held.Lease)
+		expect("Renew", err)
+		_, err = s.Release(ctx, limit.Ending{Domain: held.Domain, Stream: held.Stream, Tombstone: true})
+		expect("Release by the stream", err)
+		again := withLease(request(held.Checks...))
+		again.Stream = held.Stream
+		_, err = s.Decide(ctx, again)
+		expect("Decide for the stream", err)
 		if diff := mapDiff(before, raw(t, client)); diff != "" {
 			t.Errorf("what Redis keeps has changed: %s", diff)
 		}

@@ -13,7 +13,7 @@
 --   c: {live leases, then for each of those that expire first: token, expiry (ms)}}.
 
 -- The first fields of a state: a later version may have written more.
-local function unpack_state(packed, fields)
+local function unpack_fields(packed, fields)
   local state = {cmsgpack.unpack(packed)}
   check_format(state[1])
   for i = 2, 1 + fields do
@@ -33,7 +33,7 @@ for i, key in ipairs(KEYS) do
     end
   else
     local packed = redis.call('GET', key)
-    if packed then state = unpack_state(packed, kind == 'b' and 5 or 2) end
+    if packed then state = unpack_fields(packed, kind == 'b' and 5 or 2) end
   end
   reply[i + 1] = state
 end

@@ -208,7 +208,7 @@ func (s *Store) releaseCall(e limit.Ending) *call {
 	}
 	c := newCall(s.scripts.release)
 	c.keys = []string{limit.StreamKey(e.Domain, e.Stream), limit.LeasesKey(e.Domain)}
-	c.args = []any{s.clock(), "", tombstone, early, limit.LeaseKeyOf(e.Domain, "")}
+	c.args = []any{s.clock(), "", tombstone, early, limit.LeasePrefix(e.Domain)}
 	return c
 }
 

@@ -38,7 +38,7 @@ if not packed then
 end
 -- format, life, granted, expiry, then key and limit's name of each slot. Behind them
 -- comes something that is no text: 0, or 1 if the lease lingers, its stream, and the
--- linger of each slot. What a later version wrote behind that is kept.
+-- linger of each slot.
 local record = {cmsgpack.unpack(packed)}
 check_format(record[1])
 local granted, expiry = record[3], record[4]
@@ -46,19 +46,13 @@ local behind = 5
 while type(record[behind]) == 'string' do behind = behind + 2 end
 local stream = record[behind + 1]
 
-local function end_stream()
-  if type(stream) ~= 'string' or stream == '' then return end
-  local kind, _, holder = stream_at(redis.call('GET', stream))
-  if kind == HOLDING and holder == token then know(stream, ENDED, now + RECORD_SLACK, '') end
-end
+-- A key's presence proves nothing: compare times.
+if now >= expiry + RECORD_SLACK then return {2} end
+if early and record[behind] == 1 and expiry > now then return {2} end -- told again
 
-if expiry <= now then
-  -- A key's presence proves nothing: compare times.
-  if now >= expiry + RECORD_SLACK then return {2} end
-  end_stream()
-  return {3}
-end
-if early and record[behind] == 1 then return {2} end -- told again
+-- The last that may be of a format that is not known: nothing is written before it.
+if holds(stream, token) then know(stream, ENDED, now + RECORD_SLACK, '') end
+if expiry <= now then return {3} end
 
 local reply = {1, max(0, now - granted)}
 local rest, lingers, till = {WRITES, record[2], granted, 0}, {}, 0
@@ -66,7 +60,7 @@ for i = 5, behind - 2, 2 do
   local linger = early and tonumber(record[behind + 2 + (i - 5) / 2]) or 0
   if linger > 0 then
     redis.call('ZADD', record[i], now + linger, token)
-    if redis.call('PEXPIRE', record[i], linger + SLACK, 'GT') == 0 then redis.call('PEXPIRE', record[i], linger + SLACK, 'NX') end
+    extend(record[i], linger + SLACK)
     rest[#rest + 1], rest[#rest + 2] = record[i], record[i + 1]
     lingers[#lingers + 1] = linger
     till = max(till, now + linger)
@@ -75,7 +69,6 @@ for i = 5, behind - 2, 2 do
     reply[#reply + 1], reply[#reply + 2] = record[i], record[i + 1]
   end
 end
-end_stream()
 if till == 0 then
   redis.call('ZREM', KEYS[2], token)
   redis.call('DEL', record_key)
@@ -86,5 +79,5 @@ rest[#rest + 1], rest[#rest + 2] = 1, stream
 for _, ms in ipairs(lingers) do rest[#rest + 1] = ms end
 redis.call('SET', record_key, cmsgpack.pack(unpack(rest)), 'PX', till - now + RECORD_SLACK)
 redis.call('ZADD', KEYS[2], till, token)
-redis.call('PEXPIRE', KEYS[2], till - now + INDEX_SLACK, 'GT')
+extend(KEYS[2], till - now + INDEX_SLACK)
 return reply

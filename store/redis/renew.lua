@@ -12,7 +12,7 @@
 
 local packed = redis.call('GET', KEYS[1])
 if not packed then return 0 end
--- As in release.lua: what a later version wrote behind the slots is kept.
+-- The fields of release.lua; what a later version wrote behind them is kept.
 local record = {cmsgpack.unpack(packed)}
 check_format(record[1])
 local life, expiry = record[2], record[4]
@@ -26,24 +26,19 @@ while type(record[last + 1]) == 'string' do
   if till <= now then return 0 end
   last = last + 2
 end
+local stream = record[last + 2]
+local holding = holds(stream, ARGV[2])
 
-local function keep(key, ms)
-  if redis.call('PEXPIRE', key, ms, 'GT') == 0 then redis.call('PEXPIRE', key, ms, 'NX') end
-end
 -- Never shorter: time may have been set back since.
 record[1] = WRITES
 record[4] = max(expiry, now + life)
 life = record[4] - now
 for i = 5, last, 2 do
   redis.call('ZADD', record[i], record[4], ARGV[2])
-  keep(record[i], life + SLACK)
+  extend(record[i], life + SLACK)
 end
 redis.call('ZADD', KEYS[2], record[4], ARGV[2])
-keep(KEYS[2], life + INDEX_SLACK)
-local stream = record[last + 2]
-if type(stream) == 'string' and stream ~= '' then
-  local kind, _, holder = stream_at(redis.call('GET', stream))
-  if kind == HOLDING and holder == ARGV[2] then know(stream, HOLDING, record[4] + RECORD_SLACK, ARGV[2]) end
-end
+extend(KEYS[2], life + INDEX_SLACK)
+if holding then know(stream, HOLDING, record[4] + RECORD_SLACK, ARGV[2]) end
 redis.call('SET', KEYS[1], cmsgpack.pack(unpack(record)), 'PX', life + RECORD_SLACK)
 return life
