@@ -12,12 +12,8 @@ func TestADetailIsTrueOfAnyVerdict(t *testing.T) {
 		in   limit.Verdict
 		want string
 	}{
-<<<<<<< HEAD
 		{limit.Verdict{Limit: "a", Reason: "something_new", Retryable: true, RetryAfter: time.Second}, `Limit "a" refused the request (something_new); retry after 1s.`},
-=======
-		{limit.Verdict{Limit: "a", Reason: "store_unavailable", Retryable: true, RetryAfter: time.Second}, `Limit "a" refused the request (store_unavailable); retry after 1s.`},
 		{limit.Verdict{Reason: limit.StreamEnded}, "The end of the stream that asks was told before; retrying does not help."},
->>>>>>> main
 		{limit.Verdict{}, "The request was refused; retrying does not help."},
 	} {
 		if got := detail(tt.in); got != tt.want {

@@ -243,15 +243,17 @@ func TestADeadReplicasSlotsAreFreeWhenTheirLeasesEnd(t *testing.T) {
 	redis := storetest.StartRedisTCP(t, storetest.AnyRedis(t))
 	doomed, other := newLossy(t, redis.Addr()), newLossy(t, redis.Addr())
 	doomed.proxy.to("downstream", "latency", int(storetest.Deadline.Milliseconds()))
-	const asked = 3
-	var asks sync.WaitGroup
-	for i := range asked {
-		asks.Go(func() {
-			ctx, cancel := call()
-			defer cancel()
-			_, _ = doomed.leases.Acquire(ctx, &weirv1.AcquireRequest{Domain: "open", Descriptors: []*weirv1.Descriptor{of("brief", fmt.Sprint("x", i))}})
-		})
-	}
+	const asked = 3 // slots of one request, on a connection that is there
+	var one sync.WaitGroup
+	one.Go(func() {
+		ctx, cancel := call()
+		defer cancel()
+		var all []*weirv1.Descriptor
+		for i := range asked {
+			all = append(all, of("brief", fmt.Sprint("x", i)))
+		}
+		_, _ = doomed.leases.Acquire(ctx, &weirv1.AcquireRequest{Domain: "open", Descriptors: all})
+	})
 	taken := func() (n int) {
 		for i := range asked {
 			if free, ok := other.left("open", "brief", fmt.Sprint("x", i)); ok {
@@ -263,7 +265,7 @@ func TestADeadReplicasSlotsAreFreeWhenTheirLeasesEnd(t *testing.T) {
 	storetest.Eventually(t, "the slots are taken", func() bool { return taken() == asked })
 	doomed.Signal(t, syscall.SIGKILL)
 	doomed.Wait(t)
-	asks.Wait()
+	one.Wait()
 	begin := time.Now()
 	storetest.Eventually(t, "they are free", func() bool { return taken() == 0 })
 	if took := time.Since(begin); took > 4*time.Second {

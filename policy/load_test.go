@@ -54,7 +54,7 @@ func TestLoadTellsAllErrorsOfAllFiles(t *testing.T) {
 	_, err := Load([]string{dir, filepath.Join(dir, "none.yaml")}, Options{})
 	want := strings.ReplaceAll(`policy: DIR/a.yaml:2: a: unit means nothing in a descriptor; move it to rate_limit
 policy: DIR/a.yaml:2: descriptors[1]: key is empty; give the descriptor a key
-policy: DIR/b.yaml:4: unknown key other; allowed in the root of the file: domain, descriptors, shadow_mode, failure_mode
+policy: DIR/b.yaml:4: unknown key other; allowed in the root of the file: domain, descriptors, shadow_mode, failure_mode, local_fraction
 policy: DIR/b.yaml:3: domain d is in DIR/a.yaml:1 already; merge the two files or rename one
 policy: DIR/c.yaml:1: not valid YAML: did not find expected node content; look at this line and those after it
 policy: stat DIR/none.yaml: no such file or directory; give a file or folder that can be read`, "DIR", dir)
