@@ -30,7 +30,7 @@ build: ## build bin/weir, one static binary
 
 .PHONY: test
 test: servers ## run the tests, with the race detector, in a random order
-	source $(TOOLS)/env.sh; WEIR_REQUIRE_TOOLS=1 go test -race -shuffle=on ./...
+	source $(TOOLS)/env.sh; WEIR_REQUIRE_TOOLS=1 go test -race -shuffle=on -timeout 20m ./...
 
 .PHONY: faults
 faults: servers ## break networks and Redises under load, COUNT times (1); make test does it once too

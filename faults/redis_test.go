@@ -88,19 +88,25 @@ type clock struct{ path string }
 
 // onAClock is a single server whose clock the test sets.
 func onAClock(w *world) {
-	dir := w.t.TempDir()
-	w.clock = &clock{filepath.Join(dir, "clock")}
+	w.clock = &clock{filepath.Join(w.t.TempDir(), "clock")}
 	w.clock.set(w.t, 0)
-	library, wrapper := filepath.Join(dir, "clock.so"), filepath.Join(dir, "redis")
-	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-O", "-o", library, "testdata/clock.c").CombinedOutput(); err != nil {
-		w.t.Fatalf("gcc, which the race detector needs too: %v\n%s", err, out)
-	}
-	text := fmt.Sprintf("#!/bin/sh\nLD_PRELOAD='%s' WEIR_CLOCK='%s' exec '%s' \"$@\"\n", library, w.clock.path, w.bin)
-	if err := os.WriteFile(wrapper, []byte(text), 0o700); err != nil {
-		w.t.Fatal(err)
-	}
-	w.bin = wrapper
+	w.bin = preloaded(w.t, w.bin, "clock", "WEIR_CLOCK="+w.clock.path)
 	oneRedis()(w)
+}
+
+// preloaded is bin with a library of testdata before all others.
+func preloaded(t testing.TB, bin, library, environment string) string {
+	t.Helper()
+	dir := t.TempDir()
+	shared, wrapper := filepath.Join(dir, library+".so"), filepath.Join(dir, "redis")
+	if out, err := exec.Command("gcc", "-shared", "-fPIC", "-O", "-o", shared, filepath.Join("testdata", library+".c")).CombinedOutput(); err != nil {
+		t.Fatalf("gcc, which the race detector needs too: %v\n%s", err, out)
+	}
+	text := fmt.Sprintf("#!/bin/sh\nexec env 'LD_PRELOAD=%s' '%s' '%s' \"$@\"\n", shared, environment, bin)
+	if err := os.WriteFile(wrapper, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return wrapper
 }
 
 // set shifts the clock by d from the machine's.
