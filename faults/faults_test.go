@@ -72,7 +72,8 @@ func (w *world) befall(f fault) (lasted, healed time.Duration) {
 			if f.strikes != nil && !f.strikes(w, p) {
 				return y.since >= 20
 			}
-			seen = seen || y.reasons[f.bypass] > 0
+			// Breakers may have opened before, by a time-out of a busy machine.
+			seen = seen || y.reasons[f.bypass]+y.reasons["breaker_open"] > 0
 			return sum(y.reasons) >= 20
 		}) && seen
 	})

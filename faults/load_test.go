@@ -83,7 +83,7 @@ func (l *load) end() {
 	l.work.Wait()
 }
 
-// each calls f with all tallies, and reports whether it was true of all that match.
+// each calls f with all tallies, and reports whether it was true of each.
 func (l *load) each(f func(p place, y *tally) bool) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -138,7 +138,7 @@ func (l *load) client(p place) {
 			t.Errorf("%v: a lease was lost while it was held", p)
 		}
 		wait()
-		l.work.Go(func() { l.giveBack(p, holder, m.GetLease().GetId(), begin) }) // who cannot yet asks on
+		l.work.Go(func() { l.giveBack(p, holder, m.GetLease().GetId(), begin) }) // while it cannot, its client asks on
 	}
 }
 
