@@ -140,16 +140,19 @@ var faults = []fault{
 	},
 	{
 		name:      "Redis has no memory left",
-		strike:    do("CONFIG", "SET", "maxmemory", "1"),
+		strike:    func(w *world) { w.keep(); do("CONFIG", "SET", "maxmemory", "1")(w) },
 		mend:      do("CONFIG", "SET", "maxmemory", "0"),
 		bypass:    "store_unavailable",
 		meanwhile: leasesEnd,
 	},
 	{
 		name: "somebody else writes to a key",
-		strike: eachDomain(func(w *world, domain string) {
-			w.redis.MustDo(w.t, "EVAL", "redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 'x')", "1", bucketKey(domain))
-		}),
+		strike: func(w *world) {
+			w.keep()
+			for _, domain := range domains {
+				w.redis.MustDo(w.t, "EVAL", "redis.call('DEL', KEYS[1]) redis.call('LPUSH', KEYS[1], 'x')", "1", bucketKey(domain))
+			}
+		},
 		mend:      eachDomain(func(w *world, domain string) { w.redis.MustDo(w.t, "DEL", bucketKey(domain)) }),
 		bypass:    "store_error",
 		meanwhile: leasesEnd,
@@ -280,9 +283,27 @@ func failover(w *world) {
 	w.sentinel.Primary.MustDo(w.t, "REPLICAOF", host, port)
 }
 
-// leasesEnd: releases and renewals work, though nothing is granted.
+// keep takes a lease in each domain.
+func (w *world) keep() {
+	w.kept = make(map[string]string)
+	for _, domain := range domains {
+		storetest.Eventually(w.t, "the store grants a lease", func() bool {
+			m := w.replicas[0].acquire(w.t, domain, of("kept", "x"))
+			if mode(m.GetBypass()) == "" {
+				w.kept[domain] = m.GetLease().GetId()
+			}
+			return w.kept[domain] != ""
+		})
+	}
+}
+
+// leasesEnd: what keep took is renewed and released, and the clients' leases end, though
+// nothing is granted.
 func leasesEnd(w *world) {
 	for _, domain := range domains {
+		r, id := w.replicas[0], w.kept[domain]
+		storetest.Eventually(w.t, "a lease is renewed", func() bool { return r.renew(w.t, id) == renewed })
+		storetest.Eventually(w.t, "it is released", func() bool { return r.release(w.t, id) != unreleased })
 		storetest.Eventually(w.t, "the leases of "+domain+" end", func() bool {
 			held, ok := w.replicas[0].metrics(w.t)[`weir_leases_held{domain="`+domain+`"}`]
 			return ok && held == 0

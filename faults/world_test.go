@@ -33,9 +33,10 @@ failure_mode: %s
 descriptors:
   - {key: all, token_bucket: {capacity: %d, refill: 1/d}}
   - {key: lane, concurrency: {max_in_flight: %d, lease: %s}}
+  - {key: kept, concurrency: {max_in_flight: 1, lease: %s}}
   - {key: burst, token_bucket: {capacity: %d, refill: 1/d}}
   - {key: second, token_bucket: {capacity: %d, refill: %d/s}}
-`, domain, domain, tokens, slots, lease, burst, second, second)
+`, domain, domain, tokens, slots, lease, lease, burst, second, second)
 }
 
 // replica is a process of weir, and its way to Redis.
@@ -167,7 +168,8 @@ type world struct {
 	sentinel *storetest.Sentinel
 	cluster  *storetest.Cluster
 	clock    *clock
-	ca       string // weir's file of authorities
+	ca       string            // weir's file of authorities
+	kept     map[string]string // by domain, a lease from before the fault
 
 	replicas []*replica
 	load     *load
