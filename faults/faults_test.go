@@ -34,7 +34,7 @@ func TestFaults(t *testing.T) {
 }
 
 // recovery is how long it may take from the end of a fault until the store decides again
-// in every place: a dial (1.2 s at most), a breaker, or the sentinels' time to agree.
+// in every place: a dial (1.2 s at most), a breaker, and a cluster's node that joins again.
 const recovery = 5 * time.Second
 
 // suffer lets the fault come and go, and then looks after everything.

@@ -193,6 +193,7 @@ var faults = []fault{
 		name:    "the primary is killed",
 		on:      sentinels,
 		strike:  func(w *world) { w.sentinel.Primary.Kill() },
+		mend:    (*world).agree,
 		bypass:  "store_unavailable",
 		forgets: everything,
 		lease:   lives,
@@ -271,6 +272,13 @@ func failover(w *world) {
 		_, err := w.sentinel.Sentinels[0].Do("SENTINEL", "FAILOVER", storetest.SentinelName)
 		return err == nil
 	})
+	w.agree()
+	host, port, _ := strings.Cut(w.sentinel.Replica.Addr(), ":")
+	w.sentinel.Primary.MustDo(w.t, "REPLICAOF", host, port)
+}
+
+// agree waits until all sentinels take the replica for the primary.
+func (w *world) agree() {
 	storetest.Eventually(w.t, "the sentinels agree", func() bool {
 		for _, s := range w.sentinel.Sentinels {
 			if !isPrimary(s, w.sentinel.Replica) {
@@ -279,8 +287,6 @@ func failover(w *world) {
 		}
 		return true
 	})
-	host, port, _ := strings.Cut(w.sentinel.Replica.Addr(), ":")
-	w.sentinel.Primary.MustDo(w.t, "REPLICAOF", host, port)
 }
 
 // keep takes a lease in each domain.
