@@ -9,6 +9,7 @@ BIN   := $(TOOLS)/bin
 
 POLICY   ?= examples/policy.yaml
 FUZZTIME ?= 30s
+COUNT    ?= 1
 
 VERSION = $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 COMMIT  = $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
@@ -29,7 +30,15 @@ build: ## build bin/weir, one static binary
 
 .PHONY: test
 test: servers ## run the tests, with the race detector, in a random order
-	source $(TOOLS)/env.sh; WEIR_REQUIRE_TOOLS=1 go test -race -shuffle=on ./...
+	source $(TOOLS)/env.sh; WEIR_REQUIRE_TOOLS=1 go test -race -shuffle=on -timeout 20m ./...
+
+.PHONY: faults
+faults: servers ## break networks and Redises under load, COUNT times (1); make test does it once too
+	source $(TOOLS)/env.sh; WEIR_REQUIRE_TOOLS=1 go test -race -shuffle=on -count=$(COUNT) -timeout 60m ./faults
+
+.PHONY: soak
+soak: servers ## the same at random for WEIR_SOAK (10m), with a report; not in CI
+	source $(TOOLS)/env.sh; WEIR_REQUIRE_TOOLS=1 WEIR_SOAK=$${WEIR_SOAK:-10m} go test -race -count=1 -timeout 0 -run Soak -v ./faults
 
 .PHONY: fuzz
 fuzz: servers ## run every fuzz target for FUZZTIME (30s)

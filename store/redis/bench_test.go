@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"weir/limit"
 	"weir/store/redis"
 	"weir/store/storetest"
 )
@@ -20,6 +21,37 @@ func BenchmarkDecide(b *testing.B) {
 	defer func() { _ = s.Close() }()
 	r := request(check(bucket(b, 1000, time.Second), "x"))
 	decide(b, s, r)
+	aloneAndTogether(b, s, r)
+}
+
+// BenchmarkDurability is what the same costs on a Redis that keeps it: docs/faults.md tells
+// what it buys.
+func BenchmarkDurability(b *testing.B) {
+	for _, tt := range []struct {
+		name  string
+		flags []string
+	}{
+		{"nothing", nil},
+		{"everysec", []string{"--appendonly", "yes", "--appendfsync", "everysec"}},
+		{"always", []string{"--appendonly", "yes", "--appendfsync", "always"}},
+	} {
+		b.Run(tt.name, func(b *testing.B) {
+			server := storetest.StartRedis(b, storetest.AnyRedis(b), tt.flags...)
+			s, err := redis.Open(redis.Options{URL: server.URL})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() { _ = s.Close() }()
+			// Admitted each time: what is refused writes nothing.
+			r := request(check(bucket(b, 1_000_000_000, time.Second), "x"))
+			decide(b, s, r)
+			aloneAndTogether(b, s, r)
+		})
+	}
+}
+
+func aloneAndTogether(b *testing.B, s *redis.Store, r limit.Request) {
+	b.Helper()
 	b.Run("alone", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

@@ -157,7 +157,6 @@ func slotMovesUnderLoad(t *testing.T, c *storetest.Cluster) {
 	t.Helper()
 	s := openWith(t, redis.Options{URL: c.URL})
 	domain := domainsOf(t, c, 2)[0][1]
-	slot := slotOf(t, c.Nodes[0], domain)
 	const capacity = 3000
 	b := bucket(t, capacity, 24*time.Hour)
 	var mu sync.Mutex
@@ -183,15 +182,7 @@ func slotMovesUnderLoad(t *testing.T, c *storetest.Cluster) {
 	}
 	for i := range 6 {
 		from, to := c.Nodes[i%2], c.Nodes[(i+1)%2]
-		to.MustDo(t, "CLUSTER", "SETSLOT", slot, "IMPORTING", from.ID(t))
-		from.MustDo(t, "CLUSTER", "SETSLOT", slot, "MIGRATING", to.ID(t))
-		host, port, _ := strings.Cut(to.Addr(), ":")
-		for keys := from.MustDo(t, "CLUSTER", "GETKEYSINSLOT", slot, "100"); keys != ""; keys = from.MustDo(t, "CLUSTER", "GETKEYSINSLOT", slot, "100") {
-			from.MustDo(t, append([]string{"MIGRATE", host, port, "", "0", "5000", "KEYS"}, strings.Split(keys, "\n")...)...)
-		}
-		for _, n := range []*storetest.Redis{to, from, c.Nodes[2]} {
-			n.MustDo(t, "CLUSTER", "SETSLOT", slot, "NODE", to.ID(t))
-		}
+		c.Move(t, domain, from, to)
 		mu.Lock()
 		sofar := admitted
 		mu.Unlock()

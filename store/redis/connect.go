@@ -28,9 +28,9 @@ const maxIdle = time.Minute
 // connector makes the clients of an address.
 type connector struct {
 	address  address
-	tls      *tls.Config
-	timeout  time.Duration // of an answer
-	patience time.Duration // with a server that does not serve
+	tls      func() (*tls.Config, error) // for a connection; nil: without TLS
+	timeout  time.Duration               // of an answer
+	patience time.Duration               // with a server that does not serve
 	password func() (string, error)
 	sentinel func() (string, error) // the sentinels' password
 	dialed   func(host string)      // is told of each dial, by tests
@@ -66,19 +66,29 @@ func newConnector(o Options) (*connector, error) {
 	if !a.tls {
 		return c, nil
 	}
-	c.tls = &tls.Config{MinVersion: tls.VersionTLS12} // and the name is the host's that is dialed
-	if o.CAFile == "" {
-		return c, nil
+	c.tls = func() (*tls.Config, error) { return tlsConfig(o.CAFile) }
+	if _, err := c.tls(); err != nil {
+		return nil, err
 	}
-	pem, err := os.ReadFile(o.CAFile)
+	return c, nil
+}
+
+// tlsConfig is for one connection: the file of authorities is read for each anew, so
+// that they can be changed without a restart. The name is the host's that is dialed.
+func tlsConfig(caFile string) (*tls.Config, error) {
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if caFile == "" {
+		return config, nil
+	}
+	pem, err := os.ReadFile(caFile)
 	if err != nil {
 		return nil, fmt.Errorf("the CA file: %w", err)
 	}
-	c.tls.RootCAs = x509.NewCertPool()
-	if !c.tls.RootCAs.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("the CA file %s has no certificate in PEM", o.CAFile)
+	config.RootCAs = x509.NewCertPool()
+	if !config.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("the CA file %s has no certificate in PEM", caFile)
 	}
-	return c, nil
+	return config, nil
 }
 
 const maxPasswordFile = 64 << 10
@@ -178,5 +188,9 @@ func (c *connector) dial(ctx context.Context, network, host string) (net.Conn, e
 	if c.tls == nil {
 		return dialer.DialContext(ctx, network, host)
 	}
-	return (&tls.Dialer{NetDialer: dialer, Config: c.tls}).DialContext(ctx, network, host)
+	config, err := c.tls()
+	if err != nil {
+		return nil, err
+	}
+	return (&tls.Dialer{NetDialer: dialer, Config: config}).DialContext(ctx, network, host)
 }

@@ -36,7 +36,7 @@ type Options struct {
 	// connection.
 	PasswordFile, SentinelPasswordFile string
 	// CAFile, if not empty, has in PEM the authorities whose servers are trusted by
-	// rediss://, instead of the system's.
+	// rediss://, instead of the system's. It is read for each new connection.
 	CAFile string
 	// Logger gets what operators should know of the servers. Nil: nobody.
 	Logger *slog.Logger

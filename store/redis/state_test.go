@@ -448,7 +448,7 @@ func stall(t *testing.T, server *storetest.Redis, pings int) {
 func TestAUserNeedsNoMoreRightsThanAreTold(t *testing.T) {
 	each(t, func(t *testing.T, server *storetest.Redis) {
 		ctx := storetest.Context(t)
-		server.MustDo(t, strings.Fields("ACL SETUSER weir on >secret "+rights)...)
+		server.MustDo(t, strings.Fields("ACL SETUSER weir on >secret "+storetest.Rights)...)
 		s, err := redis.Open(redis.Options{URL: strings.Replace(server.URL, "unix://", "unix://weir:secret@", 1)})
 		if err != nil {
 			t.Fatal(err)

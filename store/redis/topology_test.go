@@ -14,13 +14,6 @@ import (
 	"weir/store/storetest"
 )
 
-// rights is what README.md says that an ACL user needs; on a cluster also
-// clusterRights.
-const (
-	rights        = "~weir:* -@all +ping +eval +evalsha +time +get +set +exists +del +pexpire +zadd +zrem +zcard +zcount +zrange +zscore +zremrangebyrank +info"
-	clusterRights = "+cluster|slots +asking"
-)
-
 // secret has every character that a URL must escape.
 const (
 	secret        = "s:/?#@%t"
@@ -29,7 +22,7 @@ const (
 
 func allow(t testing.TB, server *storetest.Redis, more ...string) {
 	t.Helper()
-	server.MustDo(t, append(strings.Fields("ACL SETUSER weir on "+rights), append(more, ">"+secret)...)...)
+	server.MustDo(t, append(strings.Fields("ACL SETUSER weir on "+storetest.Rights), append(more, ">"+secret)...)...)
 }
 
 func file(t testing.TB, text string) string {
@@ -75,7 +68,7 @@ func TestEveryAddressPassesTheScenarios(t *testing.T) {
 		{"cluster", func(t *testing.T, bin string) (redis.Options, []*storetest.Redis) {
 			c := storetest.StartCluster(t, bin, 3)
 			for _, n := range c.Nodes {
-				allow(t, n, strings.Fields(clusterRights)...)
+				allow(t, n, strings.Fields(storetest.ClusterRights)...)
 			}
 			return redis.Options{URL: strings.Replace(c.URL, "://", "://weir:"+escapedSecret+"@", 1)}, c.Nodes
 		}},

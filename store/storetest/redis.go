@@ -81,10 +81,10 @@ func StartRedis(t testing.TB, bin string, flags ...string) *Redis {
 	return r
 }
 
-// StartRedisTCP starts a server that also listens on a port of loopback.
-func StartRedisTCP(t testing.TB, bin string) *Redis {
+// StartRedisTCP is StartRedis of a server that also listens on a port of loopback.
+func StartRedisTCP(t testing.TB, bin string, flags ...string) *Redis {
 	t.Helper()
-	return startOnPort(t, bin, nil)
+	return startOnPort(t, bin, func() []string { return flags })
 }
 
 // FreePort returns a port of loopback on which nothing listens now.

@@ -12,10 +12,18 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"weir/limit"
 )
 
 // Addr is the server's host:port, if it has one.
 func (r *Redis) Addr() string { return r.tcp }
+
+// Rights is what README.md says that an ACL user needs; on a cluster also ClusterRights.
+const (
+	Rights        = "~weir:* -@all +ping +eval +evalsha +time +get +set +exists +del +pexpire +zadd +zrem +zcard +zcount +zrange +zscore +zremrangebyrank +info"
+	ClusterRights = "+cluster|slots +asking"
+)
 
 // Do sends the server a command on a connection of its own, and returns its reply as
 // text: an array's items one a line.
@@ -153,6 +161,24 @@ func startCluster(t testing.TB, masters int, start func(flags func() []string) *
 	})
 	c.URL = "cluster://" + strings.Join(hosts, ",")
 	return c
+}
+
+// Owner is the number of the node that had the slot of a domain's keys at first.
+func (c *Cluster) Owner(domain string) int { return limit.ClusterSlot(domain) * len(c.Nodes) / slots }
+
+// Move moves the slot of a domain's keys, with the keys, from one node to another.
+func (c *Cluster) Move(t testing.TB, domain string, from, to *Redis) {
+	t.Helper()
+	slot := strconv.Itoa(limit.ClusterSlot(domain))
+	to.MustDo(t, "CLUSTER", "SETSLOT", slot, "IMPORTING", from.ID(t))
+	from.MustDo(t, "CLUSTER", "SETSLOT", slot, "MIGRATING", to.ID(t))
+	host, port, _ := strings.Cut(to.Addr(), ":")
+	for keys := from.MustDo(t, "CLUSTER", "GETKEYSINSLOT", slot, "100"); keys != ""; keys = from.MustDo(t, "CLUSTER", "GETKEYSINSLOT", slot, "100") {
+		from.MustDo(t, append([]string{"MIGRATE", host, port, "", "0", "5000", "KEYS"}, strings.Split(keys, "\n")...)...)
+	}
+	for _, n := range append([]*Redis{to, from}, c.Nodes...) { // the new owner first: it must not be without one
+		n.MustDo(t, "CLUSTER", "SETSLOT", slot, "NODE", to.ID(t))
+	}
 }
 
 // ID is the name of a node in its cluster.
