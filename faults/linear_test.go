@@ -11,11 +11,13 @@ import (
 	"weir/store/storetest"
 )
 
+// Nobody waits for a slot: whose second ask is lost is told the refusal of its first, and
+// what the second took is given back (docs/promises.md).
 const linearPolicy = `
 domain: open
 descriptors:
   - {key: bucket, token_bucket: {capacity: 12, refill: 1/d}}
-  - {key: lane, concurrency: {max_in_flight: 3, lease: 1h}}
+  - {key: lane, concurrency: {max_in_flight: 3, lease: 1h, max_wait: 0s}}
 `
 
 // Clients ask three replicas at the same time, while replies are lost and connections cut

@@ -82,6 +82,6 @@ func (l linear) Release(lease int) storetest.Outcome {
 
 // Renew implements [storetest.Linear].
 func (l linear) Renew(lease int) storetest.Outcome {
-	r, err := l.store.Renew(storetest.Context(l.t), l.lease(lease))
+	r, err := l.store.Renew(storetest.Context(l.t), limit.Extension{Lease: l.lease(lease)})
 	return storetest.Outcome{Unknown: err != nil, OK: r.Renewed}
 }
