@@ -198,6 +198,9 @@ func (h held) Collect(c chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), detachedTimeout)
 	defer cancel()
 	for _, domain := range set.Domains() {
+		if h.breakers.of(domain).open.Load() {
+			continue // nobody waits to see that the store is away
+		}
 		n, err := h.store.Held(ctx, domain)
 		if err != nil {
 			h.metrics.storeErrors.WithLabelValues("held", reason(err)).Inc()
