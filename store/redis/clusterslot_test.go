@@ -11,7 +11,7 @@ import (
 
 // All keys of a domain are in the slot that weir tells: Redis itself is asked.
 func TestEveryKeyIsInItsDomainsSlot(t *testing.T) {
-	server := storetest.StartRedis(t, storetest.AnyRedis(t), "--cluster-enabled", "yes")
+	server := storetest.StartRedis(t, storetest.AnyRedis(t), "--cluster-enabled", "yes", "--cluster-port", storetest.FreePort(t))
 	_, client := open(t, server, nil)
 	day := limit.Window{Max: 1, Unit: limit.Day, Multiplier: 1}
 	for _, domain := range []string{"inference", "d", "a}b{c", "{}", "}", "{", "%7D", "a:b,c=d", "grün", "\x00\n\x7f#", "{a}{b}", strings.Repeat("{", 85)} {
