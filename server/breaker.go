@@ -31,6 +31,7 @@ type breakers struct {
 }
 
 type breaker struct {
+	domain string
 	*gobreaker.TwoStepCircuitBreaker[struct{}]
 	// probing: the store has answered something since the breaker opened, so that a
 	// probe is worth its time.
@@ -55,7 +56,7 @@ func (b *breakers) of(domain string) *breaker {
 	if one = b.all[domain]; one != nil {
 		return one
 	}
-	one = &breaker{}
+	one = &breaker{domain: domain}
 	one.TwoStepCircuitBreaker = gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		MaxRequests: 1,
 		Timeout:     stayOpen,
@@ -99,14 +100,14 @@ func (b *breaker) call(f func() error) (err error) {
 }
 
 // answered lets breakers that are open try a call, since the store has answered. It
-// returns the domains of those that might have tried since the last time, for want of
-// a request that does.
-func (b *breakers) answered() (untried []string) {
+// returns those that might have tried since the last time, for want of a request that
+// does. A domain that is not in the policies any more is among them: nobody asks for it.
+func (b *breakers) answered() (untried []*breaker) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	for domain, one := range b.all {
+	for _, one := range b.all {
 		if one.open.Load() && one.probing.Swap(true) { // a try that fails ends it
-			untried = append(untried, domain)
+			untried = append(untried, one)
 		}
 	}
 	return untried

@@ -58,7 +58,7 @@ func TestABreakerKeepsCallsFromAStoreThatDoesNotAnswer(t *testing.T) {
 
 		// One at a time, once the store answers something.
 		if got := all.answered(); got != nil {
-			t.Errorf("%q were not tried, and could not be", got)
+			t.Errorf("%v were not tried, and could not be", got)
 		}
 		err := b.call(func() error {
 			expect("beside a probe", nil, false)
@@ -72,8 +72,8 @@ func TestABreakerKeepsCallsFromAStoreThatDoesNotAnswer(t *testing.T) {
 		expect("at once after it", nil, false)
 		time.Sleep(stayOpen + time.Millisecond)
 		// Nobody has asked since: somebody should.
-		if got := all.answered(); !slices.Equal(got, []string{"d"}) {
-			t.Errorf("%q were not tried, want d", got)
+		if got := all.answered(); !slices.Equal(got, []*breaker{b}) {
+			t.Errorf("%v were not tried, want d", got)
 		}
 		expect("the next probe", nil, true)
 		expect("closed", nil, true)
@@ -81,7 +81,7 @@ func TestABreakerKeepsCallsFromAStoreThatDoesNotAnswer(t *testing.T) {
 			t.Error("a breaker is open")
 		}
 		if got := all.answered(); got != nil {
-			t.Errorf("%q were not tried, and need not be", got)
+			t.Errorf("%v were not tried, and need not be", got)
 		}
 		if want := []string{"d true", "d false"}; !slices.Equal(changes, want) {
 			t.Errorf("changes %q, want %q", changes, want)

@@ -266,3 +266,48 @@ func TestReflectionListsTheServices(t *testing.T) {
 		}
 	}
 }
+
+// A domain that is renamed while the store is away does not leave weir degraded for
+// ever.
+func TestADomainThatGoesInAnOutageIsForgotten(t *testing.T) {
+	clock := storetest.NewClock()
+	var away atomic.Bool
+	s := serviceOn(t, &sometimes{memory.New(memory.Options{Now: clock.Now}), &away}, clock, envoy.Options{})
+	const text = "domain: %s\ndescriptors:\n  - {key: a, token_bucket: {capacity: 1000, refill: 1/d}}\n"
+	s.setPolicy(t, fmt.Sprintf(text, "old"))
+	s.run(t)
+	storetest.Eventually(t, "the store is found", func() bool { return s.metric(t, "weir_store_up") == 1 })
+	away.Store(true)
+	for range 10 {
+		ask(t, s.envoy, "old", "[a=1]", 0)
+	}
+	if got := s.metric(t, `weir_store_breaker_open{domain="old"}`); got != 1 {
+		t.Fatalf("the breaker is %v, want it open", got)
+	}
+	s.setPolicy(t, fmt.Sprintf(text, "new"))
+	away.Store(false)
+	storetest.Eventually(t, "the store is up again", func() bool { return s.metric(t, "weir_store_up") == 1 })
+	if got := s.metric(t, `weir_store_breaker_open{domain="old"}`); got != 0 {
+		t.Errorf("the breaker of the domain that is gone is %v, want it closed", got)
+	}
+}
+
+// sometimes is a store that answers pings alone while it is away.
+type sometimes struct {
+	store.Store
+	away *atomic.Bool
+}
+
+func (s *sometimes) Decide(ctx context.Context, r limit.Request) (limit.Decision, error) {
+	if s.away.Load() {
+		return limit.Decision{}, store.ErrUnavailable
+	}
+	return s.Store.Decide(ctx, r)
+}
+
+func (s *sometimes) Held(ctx context.Context, domain string) (int64, error) {
+	if s.away.Load() {
+		return 0, store.ErrUnavailable
+	}
+	return s.Store.Held(ctx, domain)
+}

@@ -23,7 +23,11 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 // call makes a call of the store, counted, unless the domain's breaker is open: then
 // it fails at once.
 func (s *Server) call(ctx context.Context, op, domain string, f func() error) error {
-	err := s.breakers.of(label(s.policies(), domain)).call(func() error {
+	return s.callBy(ctx, s.breakers.of(label(s.policies(), domain)), op, f)
+}
+
+func (s *Server) callBy(ctx context.Context, b *breaker, op string, f func() error) error {
+	err := b.call(func() error {
 		start := time.Now()
 		err := f()
 		s.observe(ctx, op, start, err)
@@ -161,11 +165,11 @@ func (s *Server) look(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	for _, domain := range s.breakers.answered() {
-		_ = s.call(ctx, "held", domain, func() error { // counted, and looked at again
+	for _, b := range s.breakers.answered() {
+		_ = s.callBy(ctx, b, "held", func() error { // counted, and looked at again
 			ctx, cancel := context.WithTimeout(ctx, s.storeTimeout)
 			defer cancel()
-			_, err := s.store.Held(ctx, domain)
+			_, err := s.store.Held(ctx, b.domain)
 			return err
 		})
 	}

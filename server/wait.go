@@ -141,6 +141,13 @@ func (w *waits) wake(key string) {
 	w.lately[key] = slots[max(0, len(slots)-maxFreed):]
 }
 
+// wakeAll wakes one request for each of the full limits.
+func (w *waits) wakeAll(full []limit.Check) {
+	for _, c := range full {
+		w.wake(c.Key)
+	}
+}
+
 // askAndWait asks the store, and if nothing but slots is missing it waits for them: it
 // asks again whenever one came free here, and at the end for those that others gave
 // back. So a release costs one more ask, and a request that waits another. It waits
@@ -159,12 +166,17 @@ func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decis
 	}
 	timer := time.NewTimer(most)
 	defer timer.Stop()
-	expired := d.Expired // that any ask found: each is told once
-	defer func() { d.Expired = expired }()
+	expired, waited := d.Expired, false // Expired by any ask: each is told once
+	defer func() {
+		d.Expired = expired
+		if waited {
+			s.passOn(r.Checks, d)
+		}
+	}()
 	for over := false; !over && len(full) > 0; full, _ = s.waits.full(r.Checks, d) {
 		woken, ok := s.waits.enter(full, freed)
 		if !ok {
-			return d
+			break
 		}
 		select {
 		case <-woken:
@@ -173,9 +185,7 @@ func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decis
 		case <-ctx.Done():
 			s.waits.leave(full, woken)
 			if len(woken) > 0 {
-				for _, c := range full {
-					s.waits.wake(c.Key)
-				}
+				s.waits.wakeAll(full)
 			}
 			return d
 		}
@@ -185,18 +195,29 @@ func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decis
 		if end, ok := ctx.Deadline(); ok { // the caller must hear of it, too
 			timeout = min(timeout, time.Until(end)*3/4)
 		}
+		waited = true
 		again, err := s.askStore(ctx, timeout, r)
-		if err != nil {
-			break // the store has refused it, and says nothing else in time
+		if err != nil { // the store has refused it, and says nothing else in time
+			if !over {
+				s.waits.wakeAll(full)
+			}
+			break
 		}
 		d = again
 		expired += d.Expired
 	}
-	for i, c := range r.Checks {
+	if waited {
+		s.metrics.waited(label(s.policies(), r.Domain), d)
+	}
+	return d
+}
+
+// passOn wakes others for the slots that a refused request did not take: another limit
+// refused it.
+func (s *Server) passOn(checks []limit.Check, d limit.Decision) {
+	for i, c := range checks {
 		if _, slot := c.Limit.(limit.Concurrency); slot && !d.Admitted && !c.Shadow && d.Results[i].Passed {
-			s.waits.wake(c.Key) // another limit refused
+			s.waits.wake(c.Key)
 		}
 	}
-	s.metrics.waited(label(s.policies(), r.Domain), d)
-	return d
 }

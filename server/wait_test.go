@@ -269,3 +269,45 @@ func (h *hooked) Release(ctx context.Context, e limit.Ending) (limit.Release, er
 	}
 	return h.Store.Release(ctx, e)
 }
+
+// A slot for which somebody was woken whose ask was lost is the next one's.
+func TestASlotWhoseAskIsLostWakesTheNext(t *testing.T) {
+	clock := storetest.NewClock()
+	var lose atomic.Bool
+	s := serviceOn(t, &hooked{Store: memory.New(memory.Options{Now: clock.Now}), decided: func(d limit.Decision) (limit.Decision, error) {
+		if lose.Swap(false) {
+			return limit.Decision{}, store.ErrUnavailable
+		}
+		return d, nil
+	}}, clock, envoy.Options{})
+	s.setPolicy(t, waitPolicy)
+	held := acquire(t, s.leases, typed("gpu", "a")).GetLease()
+	acquire(t, s.leases, typed("gpu", "a"))
+	answers := [2]chan *weirv1.AcquireResponse{make(chan *weirv1.AcquireResponse, 1), make(chan *weirv1.AcquireResponse, 1)}
+	for i, descriptors := range [2][]*weirv1.Descriptor{{typed("gpu", "a"), typed("bucket", "x")}, {typed("gpu", "a")}} {
+		go func() {
+			r, err := s.leases.Acquire(context.WithoutCancel(t.Context()), &weirv1.AcquireRequest{Domain: "d", Descriptors: descriptors})
+			if err != nil {
+				t.Errorf("Acquire: %v", err)
+			}
+			answers[i] <- r
+		}()
+		storetest.Eventually(t, "it waits", func() bool { return s.metric(t, "weir_waiting") == float64(i+1) })
+	}
+	acquire(t, s.leases, typed("bucket", "x")) // the last token
+	lose.Store(true)
+	release(t, s.leases, held.GetId())
+	for i, want := range []bool{false, true} {
+		var r *weirv1.AcquireResponse
+		storetest.Eventually(t, "it is answered", func() bool {
+			select {
+			case r = <-answers[i]:
+			default:
+			}
+			return r != nil
+		})
+		if r.GetAdmitted() != want {
+			t.Errorf("request %d: %v, want admitted %t", i, r, want)
+		}
+	}
+}

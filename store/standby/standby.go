@@ -117,6 +117,13 @@ func (s *Standby) Decide(r limit.Request, reason string) limit.Decision {
 // DefaultMode if c needs no store.
 func (s *Standby) standIn(c limit.Check) (limit.Check, limit.FailureMode) {
 	if c.Impossible() != limit.NoReason {
+		// Not under the key of the share: its state would be turned into one of the
+		// whole limit, and gain as that does. What is asked here never has a state.
+		c.Key = "never " + c.Key
+		if w, ok := c.Limit.(limit.Window); ok {
+			w.ChargeOver = false
+			c.Limit = w
+		}
 		return c, limit.DefaultMode
 	}
 	mode := s.Mode(c)

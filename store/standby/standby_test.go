@@ -245,3 +245,24 @@ func TestALeaseOfThisProcess(t *testing.T) {
 		t.Errorf("Release after its life = %v, %t, %v, want EXPIRED", r.Result, mine, err)
 	}
 }
+
+// What can never pass is no business of the share, which it must not turn into the
+// whole limit for a while.
+func TestWhatCanNeverPassDoesNotRefillAShare(t *testing.T) {
+	clock := storetest.NewClock()
+	s := standby.New(standby.Options{Mode: limit.ModeLocal, Replicas: 10, Now: clock.Now})
+	c := check("a", bucket(t, 10, 10, time.Second), limit.DefaultMode)
+	admitted := 0
+	for range 20 {
+		if s.Decide(request(c), "x").Admitted {
+			admitted++
+		}
+		if d := s.Decide(request(hits(c, 11)), "x"); d.Admitted {
+			t.Fatal("a cost above the capacity is admitted")
+		}
+		clock.Advance(100 * time.Millisecond)
+	}
+	if admitted != 2 { // the first, and one a second
+		t.Errorf("%d of 20 are admitted within 1.9 s by a share of 1/s, want 2", admitted)
+	}
+}
