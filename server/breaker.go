@@ -21,6 +21,11 @@ const (
 // errBreakerOpen is the error of a call that was not made, since those before it failed.
 var errBreakerOpen = fmt.Errorf("%w: the calls before it failed", store.ErrUnavailable)
 
+// errHurried is beside the error of a call that a store could not answer in the little
+// time that its caller had left. It says nothing about the store: clients choose their
+// deadlines, and who opens a breaker has limits bypassed.
+var errHurried = errors.New("the caller was in a hurry")
+
 // breakers keep calls from a store that does not answer, so that nobody waits for it:
 // each domain has its own, since in a cluster a part of the domains may be away.
 type breakers struct {
@@ -61,6 +66,7 @@ func (b *breakers) of(domain string) *breaker {
 		MaxRequests: 1,
 		Timeout:     stayOpen,
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakAfter },
+		IsExcluded:  func(err error) bool { return errors.Is(err, errHurried) },
 		// A store that answers keeps nobody waiting, whatever it says.
 		IsSuccessful: func(err error) bool {
 			return !errors.Is(err, store.ErrUnavailable) || errors.Is(err, store.ErrNotServing)

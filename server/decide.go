@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"crypto/rand"
+	"errors"
+	"fmt"
 	"time"
 
 	"weir/limit"
@@ -88,6 +90,9 @@ func (s *Server) askStore(ctx context.Context, timeout time.Duration, r limit.Re
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 		defer cancel()
 		d, err = s.store.Decide(ctx, r)
+		if timeout < s.storeTimeout && errors.Is(err, context.DeadlineExceeded) {
+			err = fmt.Errorf("%w: %w", errHurried, err)
+		}
 		return err
 	})
 	if err == nil && d.Admitted {

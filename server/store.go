@@ -108,6 +108,7 @@ func (s *Server) observe(ctx context.Context, op string, start time.Time, err er
 			s.reportHealth()
 		}
 		return
+	case errors.Is(err, errHurried):
 	case !errors.Is(err, store.ErrUnavailable):
 		// A bug or misuse, say somebody else's value under a key of ours: it is about
 		// that key, and says nothing about the store.

@@ -2,6 +2,7 @@ package server_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -310,4 +311,47 @@ func TestASlotWhoseAskIsLostWakesTheNext(t *testing.T) {
 			t.Errorf("request %d: %v, want admitted %t", i, r, want)
 		}
 	}
+}
+
+// Callers without time must not have others believe that the store is away: what they
+// met would pass then.
+func TestCallersInAHurryOpenNoBreaker(t *testing.T) {
+	const n = 2 * 5 // twice as many as open it
+	clock := storetest.NewClock()
+	s := serviceOn(t, &slow{memory.New(memory.Options{Now: clock.Now})}, clock, envoy.Options{})
+	s.setPolicy(t, "domain: d\ndescriptors:\n  - {key: lane, concurrency: {max_in_flight: 10, lease: 1h, max_wait: 1ms}}\n")
+	s.run(t)
+	storetest.Eventually(t, "the store is found", func() bool { return s.metric(t, "weir_store_up") == 1 })
+	for range n {
+		acquire(t, s.leases, typed("lane", "a"))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 1200*time.Millisecond) // less than slow wants, when they ask again
+	defer cancel()
+	var work sync.WaitGroup
+	for range n {
+		work.Go(func() {
+			r, err := s.leases.Acquire(ctx, &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{typed("lane", "a")}})
+			if err == nil && r.GetAdmitted() {
+				t.Error("admitted, although the lane is full")
+			}
+		})
+	}
+	work.Wait()
+	storetest.Eventually(t, "their asks are lost", func() bool {
+		return s.metric(t, `weir_store_errors_total{op="decide",reason="store_timeout"}`) >= n/2
+	})
+	if open, up := s.metric(t, `weir_store_breaker_open{domain="d"}`), s.metric(t, "weir_store_up"); open != 0 || up != 1 {
+		t.Errorf("the breaker is %v and the store %v, want it closed, and up", open, up)
+	}
+}
+
+// slow is a store that answers only who has time.
+type slow struct{ store.Store }
+
+func (s *slow) Decide(ctx context.Context, r limit.Request) (limit.Decision, error) {
+	if end, ok := ctx.Deadline(); ok && time.Until(end) < time.Second {
+		<-ctx.Done()
+		return limit.Decision{}, fmt.Errorf("%w: %w", store.ErrUnavailable, ctx.Err())
+	}
+	return s.Store.Decide(ctx, r)
 }

@@ -85,6 +85,7 @@ func TestEachLimitIsDecidedByItsMode(t *testing.T) {
 		{"shadows alone", open, []limit.Check{shadow(check("a", one, closed))}, "admitted closed false/closed"},
 		{"a refund never refuses", open, []limit.Check{hits(check("a", one, closed), -1)}, "admitted open true/open"},
 		{"a question asks too", open, []limit.Check{hits(check("a", one, closed), 0)}, "refused closed false/closed"},
+		{"a question of a share passes", open, []limit.Check{hits(check("a", one, local), 0)}, "admitted local true/local"},
 		{"a quota with another that is free", open, []limit.Check{quota(check("a", one, closed), 1), quota(check("b", one, open), 2)}, "admitted closed false/closed true/open"},
 		{"quotas that are all closed", open, []limit.Check{quota(check("a", one, closed), 1), quota(check("b", one, closed), 2)}, "refused closed false/closed false/closed"},
 	} {
