@@ -44,6 +44,9 @@ const maxReplicas = 1_000_000
 // cut into more units, so that the refill is exact, as far as they can be counted.
 func (b TokenBucket) share(of ratio) TokenBucket {
 	s := TokenBucket{Capacity: of.floor(b.Capacity)}
+	if s.Capacity == 0 {
+		return s
+	}
 	// (capacity*scale + refill) * times <= MaxExact, as b's own were.
 	times := min(int64(of.den), MaxExact/(s.Capacity*b.Scale+b.Refill))
 	s.Scale = b.Scale * times

@@ -40,7 +40,7 @@ func (s accessLog) StreamAccessLogs(stream als.AccessLogService_StreamAccessLogs
 	}()
 	var who *als.StreamAccessLogsMessage_Identifier // in the first message
 	var wrong error                                 // with the log
-	work := tasks{free: make(chan struct{}, atOnce)}
+	work := tasks{free: make(chan struct{}, atOnce), panicked: func(p any) { _ = s.recovered(stream.Context(), p) }}
 	defer work.Wait()
 	for {
 		select {
@@ -106,14 +106,20 @@ func (s accessLog) count(domain, kind string) {
 // tasks are goroutines, as many at once as fit into free.
 type tasks struct {
 	sync.WaitGroup
-	free chan struct{}
+	free     chan struct{}
+	panicked func(any) // is told of one that panicked
 }
 
 // start runs f when there is room.
 func (t *tasks) start(f func()) {
 	t.free <- struct{}{}
 	t.Go(func() {
-		defer func() { <-t.free }()
+		defer func() {
+			if p := recover(); p != nil {
+				t.panicked(p)
+			}
+			<-t.free
+		}()
 		f()
 	})
 }

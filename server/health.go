@@ -17,9 +17,11 @@ var services = []string{"", "ratelimit", rls.RateLimitService_ServiceDesc.Servic
 
 // ready: policies are loaded, the store has been found, and the server is not
 // about to stop. A store that goes away later makes it degraded, not unready, unless
-// that is asked for: the main path goes on.
+// that is asked for: the main path goes on. It is away then if it does not answer a look,
+// or keeps a breaker open: a call that fails now and then is no reason to leave.
 func (s *Server) ready() bool {
-	return s.policies() != nil && s.storeFound.Load() && !s.draining.Load() && (!s.mustHave || !s.storeAway.Load())
+	lost := s.mustHave && (s.storeLost.Load() || s.breakers.someOpen())
+	return s.policies() != nil && s.storeFound.Load() && !s.draining.Load() && !lost
 }
 
 func (s *Server) reportHealth() {

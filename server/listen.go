@@ -56,7 +56,7 @@ func (s *Server) GRPC() *grpc.Server {
 		grpc.NumStreamWorkers(workers),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.WaitForHandlers(true),
-		grpc.ChainStreamInterceptor(s.ending),
+		grpc.ChainStreamInterceptor(s.ending, recovery.StreamServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),
 		grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),
 	)
 	services := tolerant{g}

@@ -78,6 +78,7 @@ type Server struct {
 
 	storeAway   atomic.Bool  // a call failed, and no look since was quiet
 	storeFound  atomic.Bool  // it has answered once
+	storeLost   atomic.Bool  // it did not answer the last look
 	failures    atomic.Int64 // since the last look
 	lastStrange atomic.Int64 // the second of the last log line about an error that is no failure
 	lastDenied  atomic.Int64 // the second of the last log line about a caller without permission

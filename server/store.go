@@ -119,7 +119,6 @@ func (s *Server) observe(ctx context.Context, op string, start time.Time, err er
 		s.failures.Add(1)
 		if !s.storeAway.Load() && s.storeAway.CompareAndSwap(false, true) {
 			s.log.ErrorContext(ctx, "store failed", "op", op, "err", err)
-			s.reportHealth()
 		}
 	}
 	s.metrics.storeErrors.WithLabelValues(op, reason(err)).Inc()
@@ -163,6 +162,8 @@ func (s *Server) look(ctx context.Context) {
 		return // we stop: it says nothing about the store
 	}
 	s.observe(ctx, "ping", start, err)
+	s.storeLost.Store(err != nil)
+	defer s.reportHealth()
 	if err != nil {
 		return
 	}
@@ -176,7 +177,6 @@ func (s *Server) look(ctx context.Context) {
 	}
 	if quiet && s.storeAway.CompareAndSwap(true, false) || first && !s.storeAway.Load() {
 		s.log.InfoContext(ctx, "store answers")
-		s.reportHealth()
 	}
 }
 
