@@ -219,36 +219,6 @@ func TestAWaitDoesNotTurnARefusalIntoABypass(t *testing.T) {
 	}
 }
 
-// One slot that comes free is not for all who were refused just before: they would all
-// ask again.
-func TestASlotWakesNotAllWhoWereRefusedBefore(t *testing.T) {
-	const n = 50
-	clock := storetest.NewClock()
-	var asks atomic.Int32
-	free := make(chan struct{})
-	s := serviceOn(t, &hooked{Store: memory.New(memory.Options{Now: clock.Now}), decided: func(d limit.Decision) (limit.Decision, error) {
-		if got := asks.Add(1); got > 1+n {
-			time.Sleep(5 * time.Millisecond) // as long as a store takes
-		} else if got > 1 {
-			<-free
-		}
-		return d, nil
-	}}, clock, envoy.Options{})
-	s.setPolicy(t, "domain: d\ndescriptors:\n  - {key: lane, concurrency: {max_in_flight: 1, lease: 1h, max_wait: 100ms}}\n")
-	held := acquire(t, s.leases, typed("lane", "a")).GetLease()
-	var work sync.WaitGroup
-	for range n {
-		work.Go(func() { acquire(t, s.leases, typed("lane", "a")) })
-	}
-	storetest.Eventually(t, "all are refused", func() bool { return asks.Load() == 1+n })
-	release(t, s.leases, held.GetId())
-	close(free)
-	work.Wait()
-	if got := asks.Load() - 1 - n; got > 2 { // of the one, and of one that waited
-		t.Errorf("%d requests asked again, want 2", got)
-	}
-}
-
 // hooked is a store with a say in what it decides, and before a release.
 type hooked struct {
 	store.Store
