@@ -143,6 +143,7 @@ func violation(c Check, r Result, estimate func(Check) time.Duration) Violation 
 		v.Class, v.Reason, v.Estimated = Pool, StoreUnavailable, true
 		return v
 	}
+	v.Estimated = r.Bypass == ModeLocal // it is the share's wait, and the store may be back before
 	switch c.Limit.(type) {
 	case TokenBucket:
 		v.Reason = BucketEmpty

@@ -70,6 +70,9 @@ func (s *Server) permit(ctx context.Context, to area, cert *x509.Certificate) er
 		who = Names(cert)
 		who = who[:min(len(who), toldNames)]
 		text = "no name of your certificate (" + strings.Join(who, ", ") + ") is in " + to.flag
+		if len(who) == 0 {
+			text = "your certificate has no name (SAN)"
+		}
 	}
 	s.denied.WithLabelValues(to.name).Inc()
 	if now := time.Now().Unix(); s.lastDenied.Swap(now) != now {

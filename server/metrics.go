@@ -71,6 +71,8 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 		func() float64 { return float64(s.loaded.Load().wrong) })
 	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_policy_load_timestamp_seconds", Help: "When the policies in force were loaded; 0 without any."},
 		func() float64 { return s.loaded.Load().seconds() })
+	f.NewCounterFunc(prometheus.CounterOpts{Name: "weir_unfollowed_total", Help: "Admitted requests that local shares did not follow, since there are too many subjects: when the store goes, those begin with a whole share."},
+		func() float64 { return float64(s.standby.Unfollowed()) })
 	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_waiting", Help: "Requests that wait for a slot now, each once for each full limit."},
 		func() float64 { return s.waits.count() })
 	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_store_up", Help: "0 after a call of the store failed, until it answers and nothing has failed for a second."},

@@ -14,7 +14,7 @@ type checkCommand struct {
 
 // Help is shown by weir check --help.
 func (c *checkCommand) Help() string {
-	return `Errors are what cannot be loaded; warnings are what can be, and is probably not meant: policies that no request reaches, keys that look like secrets and are not sensitive, a charge beside concurrency, replaces of a name that no limit has, a domain named unknown, keys and failure modes without effect, and with --lenient what is let pass. Exit 0: fine, 1: a file is wrong (or, with --fatal-warnings, has warnings), 2: the command line is.`
+	return `Errors are what cannot be loaded; warnings are what can be, and is probably not meant: policies that no request reaches, keys that look like secrets and are not sensitive, a charge beside concurrency, replaces of a name that no limit has, a domain named unknown, keys without effect, and with --lenient what is let pass. Exit 0: fine, 1: a file is wrong (or, with --fatal-warnings, has warnings), 2: the command line is.`
 }
 
 // Run prints what was understood of the files, or all that is wrong with them.

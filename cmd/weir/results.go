@@ -24,7 +24,7 @@ func printResults[S interface {
 		}
 	}
 	if failed > 0 {
-		return fmt.Errorf("%d of %d leases: the service's store did not answer; %s", failed, len(results), remedy)
+		return fmt.Errorf("%d of %d leases: the service's store did not answer, or another replica granted them while it did not; %s", failed, len(results), remedy)
 	}
 	return nil
 }

@@ -7,13 +7,6 @@ import (
 	"strings"
 )
 
-// Len is the number of states and leases that are kept.
-func (s *Store) Len() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.states) + len(s.leases)
-}
-
 // Dump prints all that still means something: what is only waiting to be cleaned
 // away does not.
 func (s *Store) Dump() string {

@@ -258,6 +258,13 @@ func (s *Store) Inspect(_ context.Context, checks []limit.Check) ([]limit.State,
 	return found, nil
 }
 
+// Len is how many states and leases are kept.
+func (s *Store) Len() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.states) + len(s.leases)
+}
+
 // Held implements [store.Store].
 func (s *Store) Held(_ context.Context, domain string) (int64, error) {
 	s.mu.Lock()

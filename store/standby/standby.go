@@ -4,10 +4,12 @@
 package standby
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"weir/limit"
@@ -26,6 +28,8 @@ type Options struct {
 	Replicas int
 	// Now returns milliseconds since the epoch; nil means the machine's clock.
 	Now func() int64
+	// MaxFollowed is how many states follow the store at most; 0 means [MaxFollowed].
+	MaxFollowed int
 }
 
 // Standby decides in this process. Its methods may be called at once from many
@@ -35,11 +39,20 @@ type Standby struct {
 	replicas int64
 	process  uint32 // in the ids of its leases
 	local    *memory.Store
+	max      int // states
+
+	unfollowed atomic.Int64
 }
+
+// Unfollowed is how often something was not followed, since there was too much.
+func (s *Standby) Unfollowed() int64 { return s.unfollowed.Load() }
 
 // New returns a standby that knows of nothing yet.
 func New(o Options) *Standby {
-	s := &Standby{mode: o.Mode, replicas: int64(max(o.Replicas, 1)), local: memory.New(memory.Options{Now: o.Now})}
+	s := &Standby{
+		mode: o.Mode, replicas: int64(max(o.Replicas, 1)), max: cmp.Or(o.MaxFollowed, MaxFollowed),
+		local: memory.New(memory.Options{Now: o.Now}),
+	}
 	if s.mode == limit.DefaultMode {
 		s.mode = limit.ModeOpen
 	}
@@ -142,6 +155,10 @@ func (s *Standby) standIn(c limit.Check) (limit.Check, limit.FailureMode) {
 	return c, limit.ModeOpen // a refund never refuses
 }
 
+// MaxFollowed is how many states are kept at most of what the store admits: some 100
+// MB. Subjects beyond have their whole share when the store goes.
+const MaxFollowed = 1 << 18
+
 // Follow takes from the shares what the store has charged: the checks of an admitted
 // request, or usage, with the lease that it was granted, or "".
 func (s *Standby) Follow(domain string, checks []limit.Check, lease limit.LeaseID) {
@@ -159,7 +176,11 @@ func (s *Standby) Follow(domain string, checks []limit.Check, lease limit.LeaseI
 			followed = append(followed, c)
 		}
 	}
-	if len(followed) == 0 {
+	switch {
+	case len(followed) == 0:
+		return
+	case s.local.Len() >= s.max:
+		s.unfollowed.Add(1)
 		return
 	}
 	_, _ = s.local.Decide(context.Background(), limit.Request{Domain: domain, Checks: followed, Lease: lease}) // it keeps the contract

@@ -267,3 +267,28 @@ func TestWhatCanNeverPassDoesNotRefillAShare(t *testing.T) {
 		t.Errorf("%d of 20 are admitted within 1.9 s by a share of 1/s, want 2", admitted)
 	}
 }
+
+// What is followed has a bound, and what is beyond is counted and has its whole share.
+func TestFollowingHasABound(t *testing.T) {
+	clock := storetest.NewClock()
+	s := standby.New(standby.Options{Mode: limit.ModeLocal, Now: clock.Now, MaxFollowed: 3})
+	for i := range 10 {
+		s.Follow("d", []limit.Check{check(fmt.Sprint(i), hourly(1), limit.DefaultMode)}, "")
+	}
+	if got := s.Unfollowed(); got != 7 {
+		t.Errorf("%d of 10 were not followed, want 7", got)
+	}
+	for i := range 10 {
+		if got, want := s.Decide(request(check(fmt.Sprint(i), hourly(1), limit.DefaultMode)), "x").Admitted, i >= 3; got != want {
+			t.Errorf("subject %d of 10: admitted %t, want %t", i, got, want)
+		}
+	}
+	clock.Advance(2 * time.Hour)
+	for range 10 {
+		s.Forget()
+	}
+	s.Follow("d", []limit.Check{check("later", hourly(1), limit.DefaultMode)}, "")
+	if got := s.Unfollowed(); got != 7 {
+		t.Errorf("%d were not followed, when all before was forgotten", got)
+	}
+}
