@@ -60,7 +60,7 @@ func FuzzShare(f *testing.F) {
 	f.Fuzz(func(t *testing.T, capacity, count, millis, fraction, replicas int64) {
 		b, err := limit.NewTokenBucket(capacity, count, limit.Millis(millis))
 		if err != nil || fraction < 1 || fraction > int64(limit.Whole) || replicas < 1 || replicas > 1_000_000 {
-			t.Skip()
+			return
 		}
 		share := limit.Share(b, limit.Fraction(fraction), replicas)
 		if share == nil {
