@@ -254,6 +254,73 @@ func (ReleaseStatus) EnumDescriptor() ([]byte, []int) {
 	return file_weir_v1_lease_proto_rawDescGZIP(), []int{3}
 }
 
+// SettlementStatus is what the settlement of a reservation found.
+type SettlementStatus int32
+
+const (
+	// Never sent.
+	SettlementStatus_SETTLEMENT_STATUS_UNSPECIFIED SettlementStatus = 0
+	// The reservation is what was used, from now on.
+	SettlementStatus_SETTLEMENT_STATUS_SETTLED SettlementStatus = 1
+	// It was settled before, and nothing was changed.
+	SettlementStatus_SETTLEMENT_STATUS_ALREADY_SETTLED SettlementStatus = 2
+	// Too late: the lease has expired without a release, or the window that it reserved
+	// in has passed. The estimate stands, and nothing of today's was changed.
+	SettlementStatus_SETTLEMENT_STATUS_LATE SettlementStatus = 3
+	// There is no such reservation: the lease made none for this limit, or is not known
+	// (any more).
+	SettlementStatus_SETTLEMENT_STATUS_NOT_RESERVED SettlementStatus = 4
+	// The store can't be reached. Send it again.
+	SettlementStatus_SETTLEMENT_STATUS_UNAVAILABLE SettlementStatus = 5
+)
+
+// Enum value maps for SettlementStatus.
+var (
+	SettlementStatus_name = map[int32]string{
+		0: "SETTLEMENT_STATUS_UNSPECIFIED",
+		1: "SETTLEMENT_STATUS_SETTLED",
+		2: "SETTLEMENT_STATUS_ALREADY_SETTLED",
+		3: "SETTLEMENT_STATUS_LATE",
+		4: "SETTLEMENT_STATUS_NOT_RESERVED",
+		5: "SETTLEMENT_STATUS_UNAVAILABLE",
+	}
+	SettlementStatus_value = map[string]int32{
+		"SETTLEMENT_STATUS_UNSPECIFIED":     0,
+		"SETTLEMENT_STATUS_SETTLED":         1,
+		"SETTLEMENT_STATUS_ALREADY_SETTLED": 2,
+		"SETTLEMENT_STATUS_LATE":            3,
+		"SETTLEMENT_STATUS_NOT_RESERVED":    4,
+		"SETTLEMENT_STATUS_UNAVAILABLE":     5,
+	}
+)
+
+func (x SettlementStatus) Enum() *SettlementStatus {
+	p := new(SettlementStatus)
+	*p = x
+	return p
+}
+
+func (x SettlementStatus) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (SettlementStatus) Descriptor() protoreflect.EnumDescriptor {
+	return file_weir_v1_lease_proto_enumTypes[4].Descriptor()
+}
+
+func (SettlementStatus) Type() protoreflect.EnumType {
+	return &file_weir_v1_lease_proto_enumTypes[4]
+}
+
+func (x SettlementStatus) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use SettlementStatus.Descriptor instead.
+func (SettlementStatus) EnumDescriptor() ([]byte, []int) {
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{4}
+}
+
 // RenewStatus is what the renewal of a lease found.
 type RenewStatus int32
 
@@ -296,11 +363,11 @@ func (x RenewStatus) String() string {
 }
 
 func (RenewStatus) Descriptor() protoreflect.EnumDescriptor {
-	return file_weir_v1_lease_proto_enumTypes[4].Descriptor()
+	return file_weir_v1_lease_proto_enumTypes[5].Descriptor()
 }
 
 func (RenewStatus) Type() protoreflect.EnumType {
-	return &file_weir_v1_lease_proto_enumTypes[4]
+	return &file_weir_v1_lease_proto_enumTypes[5]
 }
 
 func (x RenewStatus) Number() protoreflect.EnumNumber {
@@ -309,7 +376,7 @@ func (x RenewStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RenewStatus.Descriptor instead.
 func (RenewStatus) EnumDescriptor() ([]byte, []int) {
-	return file_weir_v1_lease_proto_rawDescGZIP(), []int{4}
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{5}
 }
 
 // AcquireRequest is one request for admission.
@@ -324,11 +391,18 @@ type AcquireRequest struct {
 	// The cost of each descriptor that has none of its own; 1 if absent, and 0 asks
 	// without charging buckets and windows.
 	Hits *uint64 `protobuf:"varint,3,opt,name=hits,proto3,oneof" json:"hits,omitempty"`
-	// Names this attempt, so that it may be sent again: if a lease acquired under
-	// the same id is held, the answer is that lease, and nothing more is taken. A
-	// refusal is not remembered: the same id asks anew. At most 128 bytes; empty
-	// means none. Use a fresh random value, such as a UUID, for each attempt.
-	OperationId   string `protobuf:"bytes,4,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
+	// Names the operation that asks, so that it may ask again when an answer was lost:
+	// while a lease acquired under the same id is held, the answer is that lease, and
+	// nothing more is taken. Whoever gets a lease by an id holds it until it is released
+	// or expires, also if nobody heard of it. A refusal is not remembered: the same id
+	// asks anew, as it does when its lease has ended. At most 128 bytes; empty means
+	// none. Whoever sends it, and asks for the same, gets the lease: use what others can't
+	// guess, such as a random UUID.
+	OperationId string `protobuf:"bytes,4,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
+	// Which try of the operation this is, from 1 on, each higher than the last. Of an
+	// operation whose lease was released, a try that is not newer than those of that
+	// lease is late, takes nothing, and fails. 0: not told, and never late.
+	Attempt       uint32 `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -389,6 +463,13 @@ func (x *AcquireRequest) GetOperationId() string {
 		return x.OperationId
 	}
 	return ""
+}
+
+func (x *AcquireRequest) GetAttempt() uint32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
 }
 
 // Descriptor is a list of entries that is matched against the policy's tree,
@@ -524,13 +605,16 @@ type AcquireResponse struct {
 	Verdict *Verdict `protobuf:"bytes,2,opt,name=verdict,proto3" json:"verdict,omitempty"`
 	// One for each descriptor of the request, in order.
 	Statuses []*DescriptorStatus `protobuf:"bytes,3,rep,name=statuses,proto3" json:"statuses,omitempty"`
-	// What an admitted request holds; absent if it took no slot and had no
-	// operation_id, for then there is nothing to release.
+	// What an admitted request holds; absent if it took no slot, reserved nothing and
+	// had no operation_id, for then there is nothing to release.
 	Lease *Lease `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
 	// How the decision was made if not by the store.
 	Bypass Bypass `protobuf:"varint,5,opt,name=bypass,proto3,enum=weir.v1.Bypass" json:"bypass,omitempty"`
 	// Why the store did not decide, as one word for metrics; empty without a bypass.
-	BypassReason  string `protobuf:"bytes,6,opt,name=bypass_reason,json=bypassReason,proto3" json:"bypass_reason,omitempty"`
+	BypassReason string `protobuf:"bytes,6,opt,name=bypass_reason,json=bypassReason,proto3" json:"bypass_reason,omitempty"`
+	// The operation held its lease already: this is that lease, and nothing was taken
+	// now. The statuses tell how the limits stand.
+	Replayed      bool `protobuf:"varint,7,opt,name=replayed,proto3" json:"replayed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -605,6 +689,13 @@ func (x *AcquireResponse) GetBypassReason() string {
 		return x.BypassReason
 	}
 	return ""
+}
+
+func (x *AcquireResponse) GetReplayed() bool {
+	if x != nil {
+		return x.Replayed
+	}
+	return false
 }
 
 // Verdict sums up a decision over all its checks. The fields from class to
@@ -1045,7 +1136,9 @@ type ReleaseRequest struct {
 	LeaseIds []string `protobuf:"bytes,1,rep,name=lease_ids,json=leaseIds,proto3" json:"lease_ids,omitempty"`
 	// How the work ended, as one word such as "ok", "error" or "cancelled"; may be
 	// empty. It changes nothing of the release.
-	Outcome       string `protobuf:"bytes,2,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	Outcome string `protobuf:"bytes,2,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	// What the work has used, of any leases: settled first. At most 1000.
+	Usage         []*LeaseUsage `protobuf:"bytes,3,rep,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1094,11 +1187,20 @@ func (x *ReleaseRequest) GetOutcome() string {
 	return ""
 }
 
+func (x *ReleaseRequest) GetUsage() []*LeaseUsage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
 // ReleaseResponse tells what became of each lease.
 type ReleaseResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One for each id of the request, in order.
-	Results       []*ReleaseResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	Results []*ReleaseResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	// One for each usage of the request, in order.
+	Usage         []*ReconcileResult `protobuf:"bytes,2,rep,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1136,6 +1238,13 @@ func (*ReleaseResponse) Descriptor() ([]byte, []int) {
 func (x *ReleaseResponse) GetResults() []*ReleaseResult {
 	if x != nil {
 		return x.Results
+	}
+	return nil
+}
+
+func (x *ReleaseResponse) GetUsage() []*ReconcileResult {
+	if x != nil {
+		return x.Usage
 	}
 	return nil
 }
@@ -1186,6 +1295,311 @@ func (x *ReleaseResult) GetStatus() ReleaseStatus {
 	return ReleaseStatus_RELEASE_STATUS_UNSPECIFIED
 }
 
+// ReconcileRequest settles what leases have reserved.
+type ReconcileRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1..1000, of any domains.
+	Usage         []*LeaseUsage `protobuf:"bytes,1,rep,name=usage,proto3" json:"usage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReconcileRequest) Reset() {
+	*x = ReconcileRequest{}
+	mi := &file_weir_v1_lease_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReconcileRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReconcileRequest) ProtoMessage() {}
+
+func (x *ReconcileRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_lease_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReconcileRequest.ProtoReflect.Descriptor instead.
+func (*ReconcileRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ReconcileRequest) GetUsage() []*LeaseUsage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+// LeaseUsage is what the work of one lease has used.
+type LeaseUsage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The lease's id. A text that can't be a lease id is not held.
+	LeaseId string `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
+	// 1..64, of different limits.
+	Limits        []*LimitUsage `protobuf:"bytes,2,rep,name=limits,proto3" json:"limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeaseUsage) Reset() {
+	*x = LeaseUsage{}
+	mi := &file_weir_v1_lease_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeaseUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeaseUsage) ProtoMessage() {}
+
+func (x *LeaseUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_lease_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeaseUsage.ProtoReflect.Descriptor instead.
+func (*LeaseUsage) Descriptor() ([]byte, []int) {
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *LeaseUsage) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+func (x *LeaseUsage) GetLimits() []*LimitUsage {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+// LimitUsage is what was used of one limit: all of it, not the difference to what
+// was reserved.
+type LimitUsage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The limit's name, from the policy. Empty: of each limit that this lease reserved.
+	Limit string `protobuf:"bytes,1,opt,name=limit,proto3" json:"limit,omitempty"`
+	// What was used; 0 gives back all that was reserved.
+	Hits          uint64 `protobuf:"varint,2,opt,name=hits,proto3" json:"hits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitUsage) Reset() {
+	*x = LimitUsage{}
+	mi := &file_weir_v1_lease_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitUsage) ProtoMessage() {}
+
+func (x *LimitUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_lease_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitUsage.ProtoReflect.Descriptor instead.
+func (*LimitUsage) Descriptor() ([]byte, []int) {
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *LimitUsage) GetLimit() string {
+	if x != nil {
+		return x.Limit
+	}
+	return ""
+}
+
+func (x *LimitUsage) GetHits() uint64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+// ReconcileResponse tells what became of each usage.
+type ReconcileResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One for each usage of the request, in order.
+	Results       []*ReconcileResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReconcileResponse) Reset() {
+	*x = ReconcileResponse{}
+	mi := &file_weir_v1_lease_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReconcileResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReconcileResponse) ProtoMessage() {}
+
+func (x *ReconcileResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_lease_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReconcileResponse.ProtoReflect.Descriptor instead.
+func (*ReconcileResponse) Descriptor() ([]byte, []int) {
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ReconcileResponse) GetResults() []*ReconcileResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+// ReconcileResult tells what became of the usage of one lease.
+type ReconcileResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One for each limit of the usage, in order.
+	Limits        []*Settlement `protobuf:"bytes,1,rep,name=limits,proto3" json:"limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReconcileResult) Reset() {
+	*x = ReconcileResult{}
+	mi := &file_weir_v1_lease_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReconcileResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReconcileResult) ProtoMessage() {}
+
+func (x *ReconcileResult) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_lease_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReconcileResult.ProtoReflect.Descriptor instead.
+func (*ReconcileResult) Descriptor() ([]byte, []int) {
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ReconcileResult) GetLimits() []*Settlement {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+// Settlement is what became of the usage of one limit.
+type Settlement struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was found.
+	Status SettlementStatus `protobuf:"varint,1,opt,name=status,proto3,enum=weir.v1.SettlementStatus" json:"status,omitempty"`
+	// What was charged now beyond the reservation; negative: what was given back.
+	// 0 unless SETTLED.
+	Difference    int64 `protobuf:"varint,2,opt,name=difference,proto3" json:"difference,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Settlement) Reset() {
+	*x = Settlement{}
+	mi := &file_weir_v1_lease_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Settlement) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Settlement) ProtoMessage() {}
+
+func (x *Settlement) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_lease_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Settlement.ProtoReflect.Descriptor instead.
+func (*Settlement) Descriptor() ([]byte, []int) {
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *Settlement) GetStatus() SettlementStatus {
+	if x != nil {
+		return x.Status
+	}
+	return SettlementStatus_SETTLEMENT_STATUS_UNSPECIFIED
+}
+
+func (x *Settlement) GetDifference() int64 {
+	if x != nil {
+		return x.Difference
+	}
+	return 0
+}
+
 // RenewRequest extends leases.
 type RenewRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1198,7 +1612,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_weir_v1_lease_proto_msgTypes[12]
+	mi := &file_weir_v1_lease_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1210,7 +1624,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_lease_proto_msgTypes[12]
+	mi := &file_weir_v1_lease_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1223,7 +1637,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_lease_proto_rawDescGZIP(), []int{12}
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RenewRequest) GetLeaseIds() []string {
@@ -1244,7 +1658,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_weir_v1_lease_proto_msgTypes[13]
+	mi := &file_weir_v1_lease_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1256,7 +1670,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_lease_proto_msgTypes[13]
+	mi := &file_weir_v1_lease_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1269,7 +1683,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_lease_proto_rawDescGZIP(), []int{13}
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RenewResponse) GetResults() []*RenewResult {
@@ -1294,7 +1708,7 @@ type RenewResult struct {
 
 func (x *RenewResult) Reset() {
 	*x = RenewResult{}
-	mi := &file_weir_v1_lease_proto_msgTypes[14]
+	mi := &file_weir_v1_lease_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +1720,7 @@ func (x *RenewResult) String() string {
 func (*RenewResult) ProtoMessage() {}
 
 func (x *RenewResult) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_lease_proto_msgTypes[14]
+	mi := &file_weir_v1_lease_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +1733,7 @@ func (x *RenewResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResult.ProtoReflect.Descriptor instead.
 func (*RenewResult) Descriptor() ([]byte, []int) {
-	return file_weir_v1_lease_proto_rawDescGZIP(), []int{14}
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RenewResult) GetStatus() RenewStatus {
@@ -1357,7 +1771,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_weir_v1_lease_proto_msgTypes[15]
+	mi := &file_weir_v1_lease_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1783,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_lease_proto_msgTypes[15]
+	mi := &file_weir_v1_lease_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1796,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_lease_proto_rawDescGZIP(), []int{15}
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InspectRequest) GetDomain() string {
@@ -1412,7 +1826,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_weir_v1_lease_proto_msgTypes[16]
+	mi := &file_weir_v1_lease_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1424,7 +1838,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_lease_proto_msgTypes[16]
+	mi := &file_weir_v1_lease_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1437,7 +1851,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_lease_proto_rawDescGZIP(), []int{16}
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InspectResponse) GetLimits() []*LimitState {
@@ -1492,7 +1906,7 @@ type LimitState struct {
 
 func (x *LimitState) Reset() {
 	*x = LimitState{}
-	mi := &file_weir_v1_lease_proto_msgTypes[17]
+	mi := &file_weir_v1_lease_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1504,7 +1918,7 @@ func (x *LimitState) String() string {
 func (*LimitState) ProtoMessage() {}
 
 func (x *LimitState) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_lease_proto_msgTypes[17]
+	mi := &file_weir_v1_lease_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1517,7 +1931,7 @@ func (x *LimitState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitState.ProtoReflect.Descriptor instead.
 func (*LimitState) Descriptor() ([]byte, []int) {
-	return file_weir_v1_lease_proto_rawDescGZIP(), []int{17}
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *LimitState) GetName() string {
@@ -1618,7 +2032,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_weir_v1_lease_proto_msgTypes[18]
+	mi := &file_weir_v1_lease_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +2044,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_lease_proto_msgTypes[18]
+	mi := &file_weir_v1_lease_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +2057,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_weir_v1_lease_proto_rawDescGZIP(), []int{18}
+	return file_weir_v1_lease_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Holder) GetLease() string {
@@ -1664,12 +2078,13 @@ var File_weir_v1_lease_proto protoreflect.FileDescriptor
 
 const file_weir_v1_lease_proto_rawDesc = "" +
 	"\n" +
-	"\x13weir/v1/lease.proto\x12\aweir.v1\x1a\x1egoogle/protobuf/duration.proto\"\xa4\x01\n" +
+	"\x13weir/v1/lease.proto\x12\aweir.v1\x1a\x1egoogle/protobuf/duration.proto\"\xbe\x01\n" +
 	"\x0eAcquireRequest\x12\x16\n" +
 	"\x06domain\x18\x01 \x01(\tR\x06domain\x125\n" +
 	"\vdescriptors\x18\x02 \x03(\v2\x13.weir.v1.DescriptorR\vdescriptors\x12\x17\n" +
 	"\x04hits\x18\x03 \x01(\x04H\x00R\x04hits\x88\x01\x01\x12!\n" +
-	"\foperation_id\x18\x04 \x01(\tR\voperationIdB\a\n" +
+	"\foperation_id\x18\x04 \x01(\tR\voperationId\x12\x18\n" +
+	"\aattempt\x18\x05 \x01(\rR\aattemptB\a\n" +
 	"\x05_hits\"p\n" +
 	"\n" +
 	"Descriptor\x12(\n" +
@@ -1679,14 +2094,15 @@ const file_weir_v1_lease_proto_rawDesc = "" +
 	"\x05_hits\"/\n" +
 	"\x05Entry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"\x84\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\xa0\x02\n" +
 	"\x0fAcquireResponse\x12\x1a\n" +
 	"\badmitted\x18\x01 \x01(\bR\badmitted\x12*\n" +
 	"\averdict\x18\x02 \x01(\v2\x10.weir.v1.VerdictR\averdict\x125\n" +
 	"\bstatuses\x18\x03 \x03(\v2\x19.weir.v1.DescriptorStatusR\bstatuses\x12$\n" +
 	"\x05lease\x18\x04 \x01(\v2\x0e.weir.v1.LeaseR\x05lease\x12'\n" +
 	"\x06bypass\x18\x05 \x01(\x0e2\x0f.weir.v1.BypassR\x06bypass\x12#\n" +
-	"\rbypass_reason\x18\x06 \x01(\tR\fbypassReason\"\xb9\x02\n" +
+	"\rbypass_reason\x18\x06 \x01(\tR\fbypassReason\x12\x1a\n" +
+	"\breplayed\x18\a \x01(\bR\breplayed\"\xb9\x02\n" +
 	"\aVerdict\x12$\n" +
 	"\x05class\x18\x01 \x01(\x0e2\x0e.weir.v1.ClassR\x05class\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
@@ -1723,14 +2139,36 @@ const file_weir_v1_lease_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12+\n" +
 	"\x03ttl\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12:\n" +
 	"\vrenew_after\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\n" +
-	"renewAfter\"G\n" +
+	"renewAfter\"r\n" +
 	"\x0eReleaseRequest\x12\x1b\n" +
 	"\tlease_ids\x18\x01 \x03(\tR\bleaseIds\x12\x18\n" +
-	"\aoutcome\x18\x02 \x01(\tR\aoutcome\"C\n" +
+	"\aoutcome\x18\x02 \x01(\tR\aoutcome\x12)\n" +
+	"\x05usage\x18\x03 \x03(\v2\x13.weir.v1.LeaseUsageR\x05usage\"s\n" +
 	"\x0fReleaseResponse\x120\n" +
-	"\aresults\x18\x01 \x03(\v2\x16.weir.v1.ReleaseResultR\aresults\"?\n" +
+	"\aresults\x18\x01 \x03(\v2\x16.weir.v1.ReleaseResultR\aresults\x12.\n" +
+	"\x05usage\x18\x02 \x03(\v2\x18.weir.v1.ReconcileResultR\x05usage\"?\n" +
 	"\rReleaseResult\x12.\n" +
-	"\x06status\x18\x01 \x01(\x0e2\x16.weir.v1.ReleaseStatusR\x06status\"+\n" +
+	"\x06status\x18\x01 \x01(\x0e2\x16.weir.v1.ReleaseStatusR\x06status\"=\n" +
+	"\x10ReconcileRequest\x12)\n" +
+	"\x05usage\x18\x01 \x03(\v2\x13.weir.v1.LeaseUsageR\x05usage\"T\n" +
+	"\n" +
+	"LeaseUsage\x12\x19\n" +
+	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12+\n" +
+	"\x06limits\x18\x02 \x03(\v2\x13.weir.v1.LimitUsageR\x06limits\"6\n" +
+	"\n" +
+	"LimitUsage\x12\x14\n" +
+	"\x05limit\x18\x01 \x01(\tR\x05limit\x12\x12\n" +
+	"\x04hits\x18\x02 \x01(\x04R\x04hits\"G\n" +
+	"\x11ReconcileResponse\x122\n" +
+	"\aresults\x18\x01 \x03(\v2\x18.weir.v1.ReconcileResultR\aresults\">\n" +
+	"\x0fReconcileResult\x12+\n" +
+	"\x06limits\x18\x01 \x03(\v2\x13.weir.v1.SettlementR\x06limits\"_\n" +
+	"\n" +
+	"Settlement\x121\n" +
+	"\x06status\x18\x01 \x01(\x0e2\x19.weir.v1.SettlementStatusR\x06status\x12\x1e\n" +
+	"\n" +
+	"difference\x18\x02 \x01(\x03R\n" +
+	"difference\"+\n" +
 	"\fRenewRequest\x12\x1b\n" +
 	"\tlease_ids\x18\x01 \x03(\tR\bleaseIds\"?\n" +
 	"\rRenewResponse\x12.\n" +
@@ -1787,15 +2225,23 @@ const file_weir_v1_lease_proto_rawDesc = "" +
 	"\x17RELEASE_STATUS_RELEASED\x10\x01\x12\x1b\n" +
 	"\x17RELEASE_STATUS_NOT_HELD\x10\x02\x12\x1a\n" +
 	"\x16RELEASE_STATUS_EXPIRED\x10\x03\x12\x1e\n" +
-	"\x1aRELEASE_STATUS_UNAVAILABLE\x10\x04*z\n" +
+	"\x1aRELEASE_STATUS_UNAVAILABLE\x10\x04*\xde\x01\n" +
+	"\x10SettlementStatus\x12!\n" +
+	"\x1dSETTLEMENT_STATUS_UNSPECIFIED\x10\x00\x12\x1d\n" +
+	"\x19SETTLEMENT_STATUS_SETTLED\x10\x01\x12%\n" +
+	"!SETTLEMENT_STATUS_ALREADY_SETTLED\x10\x02\x12\x1a\n" +
+	"\x16SETTLEMENT_STATUS_LATE\x10\x03\x12\"\n" +
+	"\x1eSETTLEMENT_STATUS_NOT_RESERVED\x10\x04\x12!\n" +
+	"\x1dSETTLEMENT_STATUS_UNAVAILABLE\x10\x05*z\n" +
 	"\vRenewStatus\x12\x1c\n" +
 	"\x18RENEW_STATUS_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14RENEW_STATUS_RENEWED\x10\x01\x12\x15\n" +
 	"\x11RENEW_STATUS_LOST\x10\x02\x12\x1c\n" +
-	"\x18RENEW_STATUS_UNAVAILABLE\x10\x032\x80\x02\n" +
+	"\x18RENEW_STATUS_UNAVAILABLE\x10\x032\xc4\x02\n" +
 	"\fLeaseService\x12<\n" +
 	"\aAcquire\x12\x17.weir.v1.AcquireRequest\x1a\x18.weir.v1.AcquireResponse\x12<\n" +
-	"\aRelease\x12\x17.weir.v1.ReleaseRequest\x1a\x18.weir.v1.ReleaseResponse\x126\n" +
+	"\aRelease\x12\x17.weir.v1.ReleaseRequest\x1a\x18.weir.v1.ReleaseResponse\x12B\n" +
+	"\tReconcile\x12\x19.weir.v1.ReconcileRequest\x1a\x1a.weir.v1.ReconcileResponse\x126\n" +
 	"\x05Renew\x12\x15.weir.v1.RenewRequest\x1a\x16.weir.v1.RenewResponse\x12<\n" +
 	"\aInspect\x12\x17.weir.v1.InspectRequest\x1a\x18.weir.v1.InspectResponseB\x1bZ\x19weir/proto/weir/v1;weirv1b\x06proto3"
 
@@ -1811,80 +2257,96 @@ func file_weir_v1_lease_proto_rawDescGZIP() []byte {
 	return file_weir_v1_lease_proto_rawDescData
 }
 
-var file_weir_v1_lease_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_weir_v1_lease_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_weir_v1_lease_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_weir_v1_lease_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_weir_v1_lease_proto_goTypes = []any{
 	(Class)(0),                  // 0: weir.v1.Class
 	(Bypass)(0),                 // 1: weir.v1.Bypass
 	(LimitKind)(0),              // 2: weir.v1.LimitKind
 	(ReleaseStatus)(0),          // 3: weir.v1.ReleaseStatus
-	(RenewStatus)(0),            // 4: weir.v1.RenewStatus
-	(*AcquireRequest)(nil),      // 5: weir.v1.AcquireRequest
-	(*Descriptor)(nil),          // 6: weir.v1.Descriptor
-	(*Entry)(nil),               // 7: weir.v1.Entry
-	(*AcquireResponse)(nil),     // 8: weir.v1.AcquireResponse
-	(*Verdict)(nil),             // 9: weir.v1.Verdict
-	(*Violation)(nil),           // 10: weir.v1.Violation
-	(*DescriptorStatus)(nil),    // 11: weir.v1.DescriptorStatus
-	(*LimitStatus)(nil),         // 12: weir.v1.LimitStatus
-	(*Lease)(nil),               // 13: weir.v1.Lease
-	(*ReleaseRequest)(nil),      // 14: weir.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),     // 15: weir.v1.ReleaseResponse
-	(*ReleaseResult)(nil),       // 16: weir.v1.ReleaseResult
-	(*RenewRequest)(nil),        // 17: weir.v1.RenewRequest
-	(*RenewResponse)(nil),       // 18: weir.v1.RenewResponse
-	(*RenewResult)(nil),         // 19: weir.v1.RenewResult
-	(*InspectRequest)(nil),      // 20: weir.v1.InspectRequest
-	(*InspectResponse)(nil),     // 21: weir.v1.InspectResponse
-	(*LimitState)(nil),          // 22: weir.v1.LimitState
-	(*Holder)(nil),              // 23: weir.v1.Holder
-	(*durationpb.Duration)(nil), // 24: google.protobuf.Duration
+	(SettlementStatus)(0),       // 4: weir.v1.SettlementStatus
+	(RenewStatus)(0),            // 5: weir.v1.RenewStatus
+	(*AcquireRequest)(nil),      // 6: weir.v1.AcquireRequest
+	(*Descriptor)(nil),          // 7: weir.v1.Descriptor
+	(*Entry)(nil),               // 8: weir.v1.Entry
+	(*AcquireResponse)(nil),     // 9: weir.v1.AcquireResponse
+	(*Verdict)(nil),             // 10: weir.v1.Verdict
+	(*Violation)(nil),           // 11: weir.v1.Violation
+	(*DescriptorStatus)(nil),    // 12: weir.v1.DescriptorStatus
+	(*LimitStatus)(nil),         // 13: weir.v1.LimitStatus
+	(*Lease)(nil),               // 14: weir.v1.Lease
+	(*ReleaseRequest)(nil),      // 15: weir.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),     // 16: weir.v1.ReleaseResponse
+	(*ReleaseResult)(nil),       // 17: weir.v1.ReleaseResult
+	(*ReconcileRequest)(nil),    // 18: weir.v1.ReconcileRequest
+	(*LeaseUsage)(nil),          // 19: weir.v1.LeaseUsage
+	(*LimitUsage)(nil),          // 20: weir.v1.LimitUsage
+	(*ReconcileResponse)(nil),   // 21: weir.v1.ReconcileResponse
+	(*ReconcileResult)(nil),     // 22: weir.v1.ReconcileResult
+	(*Settlement)(nil),          // 23: weir.v1.Settlement
+	(*RenewRequest)(nil),        // 24: weir.v1.RenewRequest
+	(*RenewResponse)(nil),       // 25: weir.v1.RenewResponse
+	(*RenewResult)(nil),         // 26: weir.v1.RenewResult
+	(*InspectRequest)(nil),      // 27: weir.v1.InspectRequest
+	(*InspectResponse)(nil),     // 28: weir.v1.InspectResponse
+	(*LimitState)(nil),          // 29: weir.v1.LimitState
+	(*Holder)(nil),              // 30: weir.v1.Holder
+	(*durationpb.Duration)(nil), // 31: google.protobuf.Duration
 }
 var file_weir_v1_lease_proto_depIdxs = []int32{
-	6,  // 0: weir.v1.AcquireRequest.descriptors:type_name -> weir.v1.Descriptor
-	7,  // 1: weir.v1.Descriptor.entries:type_name -> weir.v1.Entry
-	9,  // 2: weir.v1.AcquireResponse.verdict:type_name -> weir.v1.Verdict
-	11, // 3: weir.v1.AcquireResponse.statuses:type_name -> weir.v1.DescriptorStatus
-	13, // 4: weir.v1.AcquireResponse.lease:type_name -> weir.v1.Lease
+	7,  // 0: weir.v1.AcquireRequest.descriptors:type_name -> weir.v1.Descriptor
+	8,  // 1: weir.v1.Descriptor.entries:type_name -> weir.v1.Entry
+	10, // 2: weir.v1.AcquireResponse.verdict:type_name -> weir.v1.Verdict
+	12, // 3: weir.v1.AcquireResponse.statuses:type_name -> weir.v1.DescriptorStatus
+	14, // 4: weir.v1.AcquireResponse.lease:type_name -> weir.v1.Lease
 	1,  // 5: weir.v1.AcquireResponse.bypass:type_name -> weir.v1.Bypass
 	0,  // 6: weir.v1.Verdict.class:type_name -> weir.v1.Class
-	24, // 7: weir.v1.Verdict.retry_after:type_name -> google.protobuf.Duration
-	10, // 8: weir.v1.Verdict.violations:type_name -> weir.v1.Violation
-	10, // 9: weir.v1.Verdict.shadowed:type_name -> weir.v1.Violation
+	31, // 7: weir.v1.Verdict.retry_after:type_name -> google.protobuf.Duration
+	11, // 8: weir.v1.Verdict.violations:type_name -> weir.v1.Violation
+	11, // 9: weir.v1.Verdict.shadowed:type_name -> weir.v1.Violation
 	0,  // 10: weir.v1.Violation.class:type_name -> weir.v1.Class
-	24, // 11: weir.v1.Violation.retry_after:type_name -> google.protobuf.Duration
-	12, // 12: weir.v1.DescriptorStatus.limits:type_name -> weir.v1.LimitStatus
+	31, // 11: weir.v1.Violation.retry_after:type_name -> google.protobuf.Duration
+	13, // 12: weir.v1.DescriptorStatus.limits:type_name -> weir.v1.LimitStatus
 	2,  // 13: weir.v1.LimitStatus.kind:type_name -> weir.v1.LimitKind
-	24, // 14: weir.v1.LimitStatus.reset_after:type_name -> google.protobuf.Duration
-	24, // 15: weir.v1.Lease.ttl:type_name -> google.protobuf.Duration
-	24, // 16: weir.v1.Lease.renew_after:type_name -> google.protobuf.Duration
-	16, // 17: weir.v1.ReleaseResponse.results:type_name -> weir.v1.ReleaseResult
-	3,  // 18: weir.v1.ReleaseResult.status:type_name -> weir.v1.ReleaseStatus
-	19, // 19: weir.v1.RenewResponse.results:type_name -> weir.v1.RenewResult
-	4,  // 20: weir.v1.RenewResult.status:type_name -> weir.v1.RenewStatus
-	24, // 21: weir.v1.RenewResult.ttl:type_name -> google.protobuf.Duration
-	24, // 22: weir.v1.RenewResult.renew_after:type_name -> google.protobuf.Duration
-	7,  // 23: weir.v1.InspectRequest.entries:type_name -> weir.v1.Entry
-	22, // 24: weir.v1.InspectResponse.limits:type_name -> weir.v1.LimitState
-	2,  // 25: weir.v1.LimitState.kind:type_name -> weir.v1.LimitKind
-	0,  // 26: weir.v1.LimitState.class:type_name -> weir.v1.Class
-	24, // 27: weir.v1.LimitState.reset_after:type_name -> google.protobuf.Duration
-	23, // 28: weir.v1.LimitState.holders:type_name -> weir.v1.Holder
-	24, // 29: weir.v1.LimitState.retry_after:type_name -> google.protobuf.Duration
-	24, // 30: weir.v1.Holder.expires_after:type_name -> google.protobuf.Duration
-	5,  // 31: weir.v1.LeaseService.Acquire:input_type -> weir.v1.AcquireRequest
-	14, // 32: weir.v1.LeaseService.Release:input_type -> weir.v1.ReleaseRequest
-	17, // 33: weir.v1.LeaseService.Renew:input_type -> weir.v1.RenewRequest
-	20, // 34: weir.v1.LeaseService.Inspect:input_type -> weir.v1.InspectRequest
-	8,  // 35: weir.v1.LeaseService.Acquire:output_type -> weir.v1.AcquireResponse
-	15, // 36: weir.v1.LeaseService.Release:output_type -> weir.v1.ReleaseResponse
-	18, // 37: weir.v1.LeaseService.Renew:output_type -> weir.v1.RenewResponse
-	21, // 38: weir.v1.LeaseService.Inspect:output_type -> weir.v1.InspectResponse
-	35, // [35:39] is the sub-list for method output_type
-	31, // [31:35] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	31, // 14: weir.v1.LimitStatus.reset_after:type_name -> google.protobuf.Duration
+	31, // 15: weir.v1.Lease.ttl:type_name -> google.protobuf.Duration
+	31, // 16: weir.v1.Lease.renew_after:type_name -> google.protobuf.Duration
+	19, // 17: weir.v1.ReleaseRequest.usage:type_name -> weir.v1.LeaseUsage
+	17, // 18: weir.v1.ReleaseResponse.results:type_name -> weir.v1.ReleaseResult
+	22, // 19: weir.v1.ReleaseResponse.usage:type_name -> weir.v1.ReconcileResult
+	3,  // 20: weir.v1.ReleaseResult.status:type_name -> weir.v1.ReleaseStatus
+	19, // 21: weir.v1.ReconcileRequest.usage:type_name -> weir.v1.LeaseUsage
+	20, // 22: weir.v1.LeaseUsage.limits:type_name -> weir.v1.LimitUsage
+	22, // 23: weir.v1.ReconcileResponse.results:type_name -> weir.v1.ReconcileResult
+	23, // 24: weir.v1.ReconcileResult.limits:type_name -> weir.v1.Settlement
+	4,  // 25: weir.v1.Settlement.status:type_name -> weir.v1.SettlementStatus
+	26, // 26: weir.v1.RenewResponse.results:type_name -> weir.v1.RenewResult
+	5,  // 27: weir.v1.RenewResult.status:type_name -> weir.v1.RenewStatus
+	31, // 28: weir.v1.RenewResult.ttl:type_name -> google.protobuf.Duration
+	31, // 29: weir.v1.RenewResult.renew_after:type_name -> google.protobuf.Duration
+	8,  // 30: weir.v1.InspectRequest.entries:type_name -> weir.v1.Entry
+	29, // 31: weir.v1.InspectResponse.limits:type_name -> weir.v1.LimitState
+	2,  // 32: weir.v1.LimitState.kind:type_name -> weir.v1.LimitKind
+	0,  // 33: weir.v1.LimitState.class:type_name -> weir.v1.Class
+	31, // 34: weir.v1.LimitState.reset_after:type_name -> google.protobuf.Duration
+	30, // 35: weir.v1.LimitState.holders:type_name -> weir.v1.Holder
+	31, // 36: weir.v1.LimitState.retry_after:type_name -> google.protobuf.Duration
+	31, // 37: weir.v1.Holder.expires_after:type_name -> google.protobuf.Duration
+	6,  // 38: weir.v1.LeaseService.Acquire:input_type -> weir.v1.AcquireRequest
+	15, // 39: weir.v1.LeaseService.Release:input_type -> weir.v1.ReleaseRequest
+	18, // 40: weir.v1.LeaseService.Reconcile:input_type -> weir.v1.ReconcileRequest
+	24, // 41: weir.v1.LeaseService.Renew:input_type -> weir.v1.RenewRequest
+	27, // 42: weir.v1.LeaseService.Inspect:input_type -> weir.v1.InspectRequest
+	9,  // 43: weir.v1.LeaseService.Acquire:output_type -> weir.v1.AcquireResponse
+	16, // 44: weir.v1.LeaseService.Release:output_type -> weir.v1.ReleaseResponse
+	21, // 45: weir.v1.LeaseService.Reconcile:output_type -> weir.v1.ReconcileResponse
+	25, // 46: weir.v1.LeaseService.Renew:output_type -> weir.v1.RenewResponse
+	28, // 47: weir.v1.LeaseService.Inspect:output_type -> weir.v1.InspectResponse
+	43, // [43:48] is the sub-list for method output_type
+	38, // [38:43] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_lease_proto_init() }
@@ -1899,8 +2361,8 @@ func file_weir_v1_lease_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_v1_lease_proto_rawDesc), len(file_weir_v1_lease_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   19,
+			NumEnums:      6,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,10 +21,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	LeaseService_Acquire_FullMethodName = "/weir.v1.LeaseService/Acquire"
-	LeaseService_Release_FullMethodName = "/weir.v1.LeaseService/Release"
-	LeaseService_Renew_FullMethodName   = "/weir.v1.LeaseService/Renew"
-	LeaseService_Inspect_FullMethodName = "/weir.v1.LeaseService/Inspect"
+	LeaseService_Acquire_FullMethodName   = "/weir.v1.LeaseService/Acquire"
+	LeaseService_Release_FullMethodName   = "/weir.v1.LeaseService/Release"
+	LeaseService_Reconcile_FullMethodName = "/weir.v1.LeaseService/Reconcile"
+	LeaseService_Renew_FullMethodName     = "/weir.v1.LeaseService/Renew"
+	LeaseService_Inspect_FullMethodName   = "/weir.v1.LeaseService/Inspect"
 )
 
 // LeaseServiceClient is the client API for LeaseService service.
@@ -50,8 +51,8 @@ type LeaseServiceClient interface {
 	// lost: it may have been charged. With one it may be, any number of times.
 	//
 	// Errors: UNAVAILABLE if no policy is loaded; FAILED_PRECONDITION if the
-	// operation_id is held by a request that asked for something else;
-	// UNIMPLEMENTED from a version that does not know operation_id yet.
+	// operation_id is held by a request that asked for something else, or if a later
+	// attempt of the operation has ended.
 	Acquire(ctx context.Context, in *AcquireRequest, opts ...grpc.CallOption) (*AcquireResponse, error)
 	// Release ends leases: their slots are free at once. It may be sent any number
 	// of times and in any order: only the first ends the lease, and nothing but
@@ -60,7 +61,19 @@ type LeaseServiceClient interface {
 	// A release that has started is finished even if the caller goes away. It never
 	// fails open: a lease whose store can't be reached is UNAVAILABLE and should be
 	// sent again; its slots are free at the latest when it expires.
+	//
+	// It may bring what the work has used: that is settled before the lease ends, as
+	// Reconcile does.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
+	// Reconcile settles what leases have reserved, for limits with `reserve`, by what
+	// was used in truth: the difference is given back, or charged, even if it is not
+	// there: a bucket may go into debt, and a window over its limit. It changes nothing
+	// of the slots.
+	//
+	// It may come before or after the release, and any number of times: each
+	// reservation is settled once, by the first that arrives. Until then, and if none
+	// ever does, the estimate stands. It never fails open.
+	Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error)
 	// Renew extends live leases, each to its full life from now on. It never revives
 	// one that ended or expired: that is LOST, and its slots may be somebody
 	// else's. It may be sent any number of times.
@@ -95,6 +108,16 @@ func (c *leaseServiceClient) Release(ctx context.Context, in *ReleaseRequest, op
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ReleaseResponse)
 	err := c.cc.Invoke(ctx, LeaseService_Release_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *leaseServiceClient) Reconcile(ctx context.Context, in *ReconcileRequest, opts ...grpc.CallOption) (*ReconcileResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReconcileResponse)
+	err := c.cc.Invoke(ctx, LeaseService_Reconcile_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -144,8 +167,8 @@ type LeaseServiceServer interface {
 	// lost: it may have been charged. With one it may be, any number of times.
 	//
 	// Errors: UNAVAILABLE if no policy is loaded; FAILED_PRECONDITION if the
-	// operation_id is held by a request that asked for something else;
-	// UNIMPLEMENTED from a version that does not know operation_id yet.
+	// operation_id is held by a request that asked for something else, or if a later
+	// attempt of the operation has ended.
 	Acquire(context.Context, *AcquireRequest) (*AcquireResponse, error)
 	// Release ends leases: their slots are free at once. It may be sent any number
 	// of times and in any order: only the first ends the lease, and nothing but
@@ -154,7 +177,19 @@ type LeaseServiceServer interface {
 	// A release that has started is finished even if the caller goes away. It never
 	// fails open: a lease whose store can't be reached is UNAVAILABLE and should be
 	// sent again; its slots are free at the latest when it expires.
+	//
+	// It may bring what the work has used: that is settled before the lease ends, as
+	// Reconcile does.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
+	// Reconcile settles what leases have reserved, for limits with `reserve`, by what
+	// was used in truth: the difference is given back, or charged, even if it is not
+	// there: a bucket may go into debt, and a window over its limit. It changes nothing
+	// of the slots.
+	//
+	// It may come before or after the release, and any number of times: each
+	// reservation is settled once, by the first that arrives. Until then, and if none
+	// ever does, the estimate stands. It never fails open.
+	Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error)
 	// Renew extends live leases, each to its full life from now on. It never revives
 	// one that ended or expired: that is LOST, and its slots may be somebody
 	// else's. It may be sent any number of times.
@@ -180,6 +215,9 @@ func (UnimplementedLeaseServiceServer) Acquire(context.Context, *AcquireRequest)
 }
 func (UnimplementedLeaseServiceServer) Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
+}
+func (UnimplementedLeaseServiceServer) Reconcile(context.Context, *ReconcileRequest) (*ReconcileResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reconcile not implemented")
 }
 func (UnimplementedLeaseServiceServer) Renew(context.Context, *RenewRequest) (*RenewResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Renew not implemented")
@@ -244,6 +282,24 @@ func _LeaseService_Release_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _LeaseService_Reconcile_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReconcileRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LeaseServiceServer).Reconcile(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: LeaseService_Reconcile_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LeaseServiceServer).Reconcile(ctx, req.(*ReconcileRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _LeaseService_Renew_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(RenewRequest)
 	if err := dec(in); err != nil {
@@ -294,6 +350,10 @@ var LeaseService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Release",
 			Handler:    _LeaseService_Release_Handler,
+		},
+		{
+			MethodName: "Reconcile",
+			Handler:    _LeaseService_Reconcile_Handler,
 		},
 		{
 			MethodName: "Renew",
