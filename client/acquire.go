@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v7"
+	"github.com/sony/gobreaker/v2"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -32,8 +33,12 @@ func (e *awayError) Unwrap() error { return e.error }
 // context, or [ErrClosed]; none of them means that the work may start. If ctx ends
 // while the service decides, the service gives back what it grants.
 func (c *Client) Acquire(ctx context.Context, r Request) (*Lease, error) {
+	a, err := c.newAsk(r)
+	if err != nil {
+		return nil, err
+	}
 	c.patience.budget.earn()
-	return c.acquire(ctx, c.newAsk(r))
+	return c.acquire(ctx, a)
 }
 
 func (c *Client) acquire(ctx context.Context, a *ask) (*Lease, error) {
@@ -48,7 +53,7 @@ func (c *Client) acquire(ctx context.Context, a *ask) (*Lease, error) {
 	switch {
 	case refused:
 		c.observer.Count(Acquires, string(limited.Class))
-		bypass, reason = limited.Bypass, limited.Reason
+		bypass, reason = limited.Bypass, limited.bypassReason
 	case err != nil:
 		c.observer.Count(Acquires, "error")
 	default:
@@ -69,7 +74,7 @@ func (c *Client) decide(ctx context.Context, a *ask) (*Lease, error) {
 	case isAway && c.options.FailureMode == FailClosed:
 		return nil, &LimitedError{
 			Class: Pool, Reason: ReasonServiceAway, RetryAfter: missingRetryAfter, Estimated: true, Retryable: true,
-			Bypass: BypassClient, err: away,
+			Bypass: BypassClient, bypassReason: ReasonServiceAway, err: away,
 		}
 	case isAway:
 		return &Lease{client: c, bypass: BypassClient, bypassReason: ReasonServiceAway}, nil
@@ -89,8 +94,8 @@ func (c *Client) send(ctx context.Context, a *ask) (answer *weirv1.AcquireRespon
 		tries++
 		sent = time.Now()
 		answer, err := c.try(ctx, a)
-		again := errors.As(err, new(*awayError)) && !errors.Is(err, errNotSent) &&
-			a.repeatable() && tries < c.options.Tries && c.patience.budget.spend()
+		again := errors.As(err, new(*awayError)) && a.repeatable() && tries < c.options.Tries &&
+			c.breaker.State() != gobreaker.StateOpen && c.patience.budget.spend()
 		if err != nil && !again {
 			return nil, backoff.Permanent(err)
 		}
@@ -148,14 +153,21 @@ func hurried(ctx, try context.Context) bool {
 	return ok && !own.Before(callers)
 }
 
-// away reports whether a call that ended so was not decided by the service, but lost on
-// the way, or met a service that can't decide now.
+// away reports whether a call that ended so was lost on the way, or met a service that
+// can't decide now. RESOURCE_EXHAUSTED is neither: it is what a request gets that is too
+// large, and whoever asks may choose its size; it must not be a way around the limits.
 func away(c codes.Code) bool {
 	switch c {
-	case codes.Unavailable, codes.DeadlineExceeded, codes.Unknown, codes.Internal, codes.ResourceExhausted, codes.Aborted, codes.DataLoss:
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Unknown, codes.Internal, codes.Aborted, codes.DataLoss:
 		return true
 	case codes.OK, codes.Canceled, codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.PermissionDenied,
-		codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented, codes.Unauthenticated:
+		codes.ResourceExhausted, codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented, codes.Unauthenticated:
 	}
 	return false
+}
+
+// silent reports whether the error of a call means that nobody has answered it.
+func silent(err error) bool {
+	c := status.Code(err)
+	return c == codes.Unavailable || c == codes.DeadlineExceeded
 }

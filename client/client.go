@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -116,21 +115,18 @@ func New(conn grpc.ClientConnInterface, o Options) *Client {
 var ErrClosed = errors.New("client: closed")
 
 // Close waits for releases that the service has not heard of yet, at most
-// CloseTimeout, and ends the client's goroutines. Leases that are still held are not
-// renewed any more; they can be released, by one try. The error says how many releases
-// were given up: their slots are free when their leases expire. Close the queues first.
-func (c *Client) Close() error {
-	if c.closed.Swap(true) {
-		c.background.Wait()
-		return nil
+// CloseTimeout, and ends the client's goroutines. What is given up then is counted and
+// logged: those slots are free when their leases expire. Leases that are still held are
+// not renewed any more; they can be released, by one try. Close the queues first.
+func (c *Client) Close() {
+	if !c.closed.Swap(true) {
+		c.releases.close(c.closeTimeout)
+		c.end()
 	}
-	c.releases.close(c.closeTimeout)
-	c.end()
 	c.background.Wait()
 	if n := c.releases.giveUpAll(); n > 0 {
-		return fmt.Errorf("client: %d leases could not be released; they end when they expire", n)
+		c.log.WarnContext(context.Background(), "leases could not be released and end when they expire", "leases", n)
 	}
-	return nil
 }
 
 func newBreaker(log *slog.Logger) *gobreaker.TwoStepCircuitBreaker[struct{}] {
@@ -141,7 +137,7 @@ func newBreaker(log *slog.Logger) *gobreaker.TwoStepCircuitBreaker[struct{}] {
 		// A caller that went away says nothing about the service, and an answer, even
 		// an error, says that it is there.
 		IsExcluded:   func(err error) bool { return errors.Is(err, errCallerLeft) },
-		IsSuccessful: func(err error) bool { return !errors.As(err, new(*awayError)) },
+		IsSuccessful: func(err error) bool { return !silent(err) },
 		OnStateChange: func(_ string, from, to gobreaker.State) {
 			switch {
 			case to == gobreaker.StateOpen && from == gobreaker.StateClosed:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"time"
 
 	weirv1 "weir/proto/weir/v1"
@@ -12,6 +13,9 @@ import (
 
 // maxUsage is how many limits one usage may have.
 const maxUsage = 64
+
+// maxText is how long an outcome may be; the rest is left out.
+const maxText = 64
 
 // ErrLost is the cause of a context whose lease is lost.
 var ErrLost = errors.New("client: the lease is lost: its slots may be somebody else's")
@@ -134,7 +138,8 @@ func (l *Lease) Use(limit string, hits uint64) {
 
 // Ending is how the work of a lease ended.
 type Ending struct {
-	// Outcome is one word such as "ok", "error", "cancelled"; it may be empty.
+	// Outcome is one word such as "ok", "error", "cancelled", of at most 64 bytes; it
+	// may be empty.
 	Outcome string
 	// Usage is as by Use, by the limits' names; at most 64.
 	Usage map[string]uint64
@@ -163,12 +168,18 @@ func (l *Lease) End(ctx context.Context, e Ending) error {
 		usage = make(map[string]uint64, len(e.Usage))
 	}
 	maps.Copy(usage, e.Usage)
-	if len(usage) > maxUsage {
-		err := l.client.releases.first(ctx, &ending{id: l.id, outcome: e.Outcome, until: until})
-		return errors.Join(fmt.Errorf("client: usage of %d limits, at most %d may be told: it is not", len(usage), maxUsage), err)
+	told := &ending{id: l.id, outcome: text(e.Outcome), until: until}
+	var err error
+	if len(usage) <= maxUsage {
+		told.usage = limitUsage(usage)
+	} else {
+		err = fmt.Errorf("client: usage of %d limits, at most %d may be told: it is not", len(usage), maxUsage)
 	}
-	return l.client.releases.first(ctx, &ending{id: l.id, outcome: e.Outcome, usage: limitUsage(usage), until: until})
+	return errors.Join(err, l.client.releases.first(ctx, told))
 }
+
+// text is s as a text that can be sent: what it says must not keep a slot.
+func text(s string) string { return strings.ToValidUTF8(s[:min(len(s), maxText)], "") }
 
 type contextKey struct{}
 

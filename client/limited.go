@@ -13,6 +13,9 @@ import (
 // missingRetryAfter is how long a caller waits if a refusal does not say.
 const missingRetryAfter = time.Second
 
+// longest is the longest Retry-After: sums with it don't overflow.
+const longest = 100 * 365 * 24 * time.Hour
+
 // Class says whose allowance refused.
 type Class string
 
@@ -63,7 +66,8 @@ type LimitedError struct {
 	// Bypass is how this was decided without the service's store.
 	Bypass Bypass
 
-	err error // why the service is away, in a refusal by the client; or nil
+	bypassReason string
+	err          error // why the service is away, in a refusal by the client; or nil
 }
 
 // Violation is a limit that refused.
@@ -102,12 +106,13 @@ func refusal(m *weirv1.AcquireResponse) *LimitedError {
 	v := m.GetVerdict()
 	e := &LimitedError{
 		Class: classOf(v.GetClass()), Reason: v.GetReason(), Limit: v.GetLimit(),
-		Estimated: v.GetEstimated(), Retryable: v.GetRetryable(), Bypass: bypassOf(m.GetBypass()),
+		Estimated: v.GetEstimated(), Retryable: v.GetRetryable(),
+		Bypass: bypassOf(m.GetBypass()), bypassReason: m.GetBypassReason(),
 	}
 	if e.Retryable {
 		e.RetryAfter = missingRetryAfter
 		if v.RetryAfter != nil {
-			e.RetryAfter = max(0, v.GetRetryAfter().AsDuration())
+			e.RetryAfter = min(longest, max(0, v.GetRetryAfter().AsDuration()))
 		}
 	}
 	for _, w := range v.GetViolations() {

@@ -48,7 +48,7 @@ type Histogram string
 // What is measured.
 const (
 	// AcquireDuration is how long one Acquire took, with what was sent again.
-	AcquireDuration Histogram = "acquire_duration"
+	AcquireDuration Histogram = "acquire"
 	// QueueWait is how long a job of a Queue waited before its work began.
 	QueueWait Histogram = "queue_wait"
 )

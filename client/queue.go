@@ -29,11 +29,11 @@ type QueueOptions struct {
 	Retry Retry
 }
 
-// Queue lets jobs wait for their turn, in order for each account: a fixed number of
-// workers an account, of which one at a time asks the service, so that they don't take
-// each other's tokens. It has no goroutines of its own, and keeps nothing of an account
-// without jobs. It may be used by many goroutines. Jobs are kept in memory only. Use
-// [Client.NewQueue].
+// Queue lets jobs wait for their turn, first come, first served in each account. An
+// account has a fixed number of workers, and only the next job asks the service, so that
+// jobs don't take each other's tokens. It has no goroutines of its own, and keeps nothing
+// of an account without jobs; jobs are in memory only. It may be used by many goroutines.
+// Use [Client.NewQueue].
 type Queue struct {
 	c        *Client
 	options  QueueOptions
@@ -50,8 +50,8 @@ type Queue struct {
 
 // account is the jobs of one account: those that wait, work or end.
 type account struct {
-	workers chan struct{} // has one of each worker that is taken
-	asking  chan struct{} // has one if a worker asks the service
+	turn    chan struct{} // has one if it is a job's turn to be next
+	workers chan struct{} // has one for each worker that is taken
 	jobs    int           // guarded by Queue.mu, as is waiting
 	waiting int
 }
@@ -81,6 +81,7 @@ func (q *Queue) Do(ctx context.Context, accountID string, r Request, work Work) 
 	if err != nil {
 		return err
 	}
+	defer q.jobs.Done()
 	return q.job(ctx, accountID, a, r, work)
 }
 
@@ -92,6 +93,7 @@ func (q *Queue) Go(ctx context.Context, accountID string, r Request, work Work, 
 		return err
 	}
 	go func() {
+		defer q.jobs.Done()
 		err := q.job(ctx, accountID, a, r, work)
 		if done != nil {
 			done(err)
@@ -142,7 +144,7 @@ func (q *Queue) enter(accountID string) (*account, error) {
 		return nil, ErrQueueFull
 	}
 	if a == nil {
-		a = &account{workers: make(chan struct{}, q.options.Workers), asking: make(chan struct{}, 1)}
+		a = &account{turn: make(chan struct{}, 1), workers: make(chan struct{}, q.options.Workers)}
 		q.accounts[accountID] = a
 	}
 	a.jobs++
@@ -169,7 +171,6 @@ func (q *Queue) leave(accountID string, a *account) {
 	if a.jobs--; a.jobs == 0 {
 		delete(q.accounts, accountID)
 	}
-	q.jobs.Done()
 }
 
 // job is one that has entered.
@@ -194,18 +195,17 @@ func (q *Queue) job(ctx context.Context, accountID string, a *account, r Request
 	return q.c.hold(ctx, l, func(ctx context.Context) error { return work(ctx, l) })
 }
 
-// admit waits for a worker, for its turn to ask, and for the service. Without an error
-// the worker is taken.
+// admit waits for the job's turn, a worker, and the service. Without an error the worker
+// is taken.
 func (q *Queue) admit(ctx context.Context, a *account, r Request) (*Lease, error) {
+	if err := take(ctx, a.turn); err != nil {
+		return nil, err
+	}
+	defer func() { <-a.turn }()
 	if err := take(ctx, a.workers); err != nil {
 		return nil, err
 	}
-	if err := take(ctx, a.asking); err != nil {
-		<-a.workers
-		return nil, err
-	}
 	l, err := q.c.wait(ctx, r, q.patience)
-	<-a.asking
 	if err != nil {
 		<-a.workers
 		return nil, err

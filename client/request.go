@@ -2,6 +2,10 @@ package client
 
 import (
 	"crypto/rand"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	weirv1 "weir/proto/weir/v1"
 )
@@ -21,8 +25,8 @@ type Request struct {
 	// own. Set it to an id that is kept with the work, if that outlives the process.
 	Operation string
 	// Attempt is which try of Operation this is, from 1 on; 0: not told. A call uses
-	// this number and, if answers are lost or refusals waited for, those after it: let
-	// the next call begin above Attempt + 100.
+	// this number and, if answers are lost or refusals waited for, those after it: at
+	// most Tries, in a Wait times Retry.Attempts. The next call begins above them.
 	Attempt uint32
 }
 
@@ -60,23 +64,31 @@ type ask struct {
 	attempt uint32 // of the next message; 0: it has none
 }
 
-func (c *Client) newAsk(r Request) *ask {
+// newAsk reads a request. Its error is the status that the service has for such a one.
+// (gRPC would not send a text that is none, and say INTERNAL: whoever asks may choose the
+// text, and that must not be a way around the limits.)
+func (c *Client) newAsk(r Request) (*ask, error) {
 	m := &weirv1.AcquireRequest{Domain: r.Domain, Hits: r.Hits, OperationId: r.Operation}
 	if m.GetDomain() == "" {
 		m.Domain = c.options.Domain
 	}
+	text := utf8.ValidString(m.GetDomain()) && utf8.ValidString(r.Operation)
 	for _, d := range r.Descriptors {
 		out := &weirv1.Descriptor{Hits: d.Hits, Refund: d.Refund}
 		for _, e := range d.Entries {
+			text = text && utf8.ValidString(e.Key) && utf8.ValidString(e.Value)
 			out.Entries = append(out.Entries, &weirv1.Entry{Key: e.Key, Value: e.Value})
 		}
 		m.Descriptors = append(m.Descriptors, out)
+	}
+	if !text {
+		return nil, status.Error(codes.InvalidArgument, "client: a text of the request is not UTF-8; quote what is not text")
 	}
 	a := &ask{first: m, attempt: r.Attempt}
 	if r.Operation == "" && !c.options.NoOperations {
 		m.OperationId, a.attempt = rand.Text(), 1 // 130 random bits
 	}
-	return a
+	return a, nil
 }
 
 // next is the message of the next try. What was sent before stays as it is.

@@ -68,8 +68,11 @@ func (c *Client) Wait(ctx context.Context, r Request) (*Lease, error) {
 }
 
 func (c *Client) wait(ctx context.Context, r Request, p *patience) (*Lease, error) {
+	a, err := c.newAsk(r)
+	if err != nil {
+		return nil, err
+	}
 	p.budget.earn()
-	a := c.newAsk(r)
 	deadline := time.Now().Add(p.Patience)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d

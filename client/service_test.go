@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -54,7 +53,7 @@ descriptors:
 // test's bubble, if it is in one.
 type service struct {
 	*server.Server
-	conn *grpc.ClientConn
+	conn grpc.ClientConnInterface
 }
 
 func serve(t testing.TB, text string) *service {
@@ -68,7 +67,7 @@ func serve(t testing.TB, text string) *service {
 		Store: st, StoreTimeout: storetest.Deadline, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Registerer: prometheus.NewRegistry(),
 	})}
 	s.SetPolicy(t.Context(), policy.Reading{Set: set, Changed: true})
-	s.conn = dial(t, s.GRPC())
+	s.conn = &operations{ClientConnInterface: dial(t, s.GRPC()), leases: make(map[string]*weirv1.AcquireResponse)}
 	t.Cleanup(func() {
 		s.Close()
 		if err := st.Close(); err != nil {
@@ -214,15 +213,15 @@ func newClient(t testing.TB, conn grpc.ClientConnInterface, o client.Options) *c
 		o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	}
 	c := client.New(conn, o)
-	t.Cleanup(func() { _ = c.Close() })
+	t.Cleanup(c.Close)
 	return c
 }
 
-// slots is how many leases the limit that meets the entry has.
-func slots(t testing.TB, conn grpc.ClientConnInterface, key, value string) int {
+// slots is how many leases the account's limit has.
+func slots(t testing.TB, conn grpc.ClientConnInterface, account string) int {
 	t.Helper()
 	m, err := weirv1.NewLeaseServiceClient(conn).Inspect(storetest.Context(t), &weirv1.InspectRequest{
-		Domain: "images", Entries: []*weirv1.Entry{{Key: key, Value: value}},
+		Domain: "images", Entries: []*weirv1.Entry{{Key: "account", Value: account}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -232,15 +231,15 @@ func slots(t testing.TB, conn grpc.ClientConnInterface, key, value string) int {
 			return int(l.GetCount())
 		}
 	}
-	t.Fatalf("no concurrency limit meets %s=%s", key, value)
+	t.Fatalf("no concurrency limit meets account=%s", account)
 	return 0
 }
 
-// tokens is how many are left in the bucket, or the window, that meets the entry.
-func tokens(t testing.TB, conn grpc.ClientConnInterface, key, value string) int {
+// tokens is how many are left in the account's bucket.
+func tokens(t testing.TB, conn grpc.ClientConnInterface, account string) int {
 	t.Helper()
 	m, err := weirv1.NewLeaseServiceClient(conn).Inspect(storetest.Context(t), &weirv1.InspectRequest{
-		Domain: "images", Entries: []*weirv1.Entry{{Key: key, Value: value}},
+		Domain: "images", Entries: []*weirv1.Entry{{Key: "account", Value: account}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -250,7 +249,7 @@ func tokens(t testing.TB, conn grpc.ClientConnInterface, key, value string) int 
 			return int(l.GetRemaining())
 		}
 	}
-	t.Fatalf("no bucket meets %s=%s", key, value)
+	t.Fatalf("no bucket meets account=%s", account)
 	return 0
 }
 
@@ -260,7 +259,6 @@ type operations struct {
 	grpc.ClientConnInterface
 	mu     sync.Mutex
 	leases map[string]*weirv1.AcquireResponse
-	synth  atomic.Int64
 }
 
 func (o *operations) Invoke(ctx context.Context, method string, request, reply any, opts ...grpc.CallOption) error {

@@ -65,7 +65,7 @@ func (l *Lease) Reconcile(ctx context.Context, usage map[string]uint64) (map[str
 func limitUsage(usage map[string]uint64) []*weirv1.LimitUsage {
 	var out []*weirv1.LimitUsage
 	for _, name := range slices.Sorted(maps.Keys(usage)) {
-		out = append(out, &weirv1.LimitUsage{Limit: name, Hits: usage[name]})
+		out = append(out, &weirv1.LimitUsage{Limit: strings.ToValidUTF8(name, "?"), Hits: usage[name]})
 	}
 	return out
 }
