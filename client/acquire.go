@@ -8,7 +8,9 @@ import (
 
 	"github.com/cenkalti/backoff/v7"
 	"github.com/sony/gobreaker/v2"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	weirv1 "weir/proto/weir/v1"
@@ -30,15 +32,25 @@ func (e *awayError) Unwrap() error { return e.error }
 //
 // A refusal is a [*LimitedError]. While the service is away the FailureMode decides.
 // Other errors are of the caller's making (a status such as INVALID_ARGUMENT), of its
-// context, or [ErrClosed]; none of them means that the work may start. If ctx ends
-// while the service decides, the service gives back what it grants.
+// context, or [ErrClosed]; none of them means that the work may start. What the service
+// may have granted then is given back in the background, unless r names its operation:
+// whoever does that may ask for it again.
 func (c *Client) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	a, err := c.newAsk(r)
 	if err != nil {
 		return nil, err
 	}
+	defer c.abandon(a)
 	c.patience.budget.earn()
 	return c.acquire(ctx, a)
+}
+
+// abandon is called when an operation is asked for no more. If an answer to it was lost,
+// there may be a lease that nobody holds.
+func (c *Client) abandon(a *ask) {
+	if a.lost && a.own {
+		c.releases.later(&ending{ask: a, until: time.Now().Add(abandonedLife)})
+	}
 }
 
 func (c *Client) acquire(ctx context.Context, a *ask) (*Lease, error) {
@@ -134,7 +146,9 @@ func (c *Client) try(ctx context.Context, a *ask) (_ *weirv1.AcquireResponse, er
 	defer func() { done(err) }()
 	try, cancel := context.WithTimeout(ctx, c.options.Timeout)
 	defer cancel()
-	answer, err := c.service.Acquire(try, a.next())
+	var to peer.Peer // remains empty if nothing was sent
+	answer, err := c.service.Acquire(try, a.next(), grpc.Peer(&to))
+	a.lost = err != nil && (a.lost || to.Addr != nil)
 	switch code := status.Code(err); {
 	case err == nil:
 	case ctx.Err() != nil, code == codes.DeadlineExceeded && hurried(ctx, try):

@@ -378,6 +378,85 @@ func TestACallerThatLeavesIsNotAdmitted(t *testing.T) {
 	})
 }
 
+// What was granted to nobody does not keep a slot until it expires.
+func TestWhatNobodyHeardOfIsGivenBack(t *testing.T) {
+	lost := loss{reply: cut}
+	for _, tt := range []struct {
+		name     string
+		lose     func(n int) loss
+		ask      func(*client.Client) error
+		abandons bool
+	}{
+		{"fail open", func(n int) loss { return []loss{lost, lost, {}}[min(n-1, 2)] }, func(c *client.Client) error {
+			_, err := c.Acquire(context.Background(), account("alice"))
+			return err
+		}, true},
+		{"fail open while the service goes away", func(n int) loss { return []loss{lost, lost, {request: refused}, {}}[min(n-1, 3)] }, func(c *client.Client) error {
+			_, err := c.Acquire(context.Background(), account("alice"))
+			return err
+		}, true},
+		{"it never arrived", func(n int) loss { return []loss{{request: refused}, {request: refused}, {}}[min(n-1, 2)] }, func(c *client.Client) error {
+			_, err := c.Acquire(context.Background(), account("alice"))
+			return err
+		}, false},
+		{"the caller leaves", func(n int) loss { return []loss{lost, {}}[min(n-1, 1)] }, func(c *client.Client) error {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+			defer cancel()
+			if _, err := c.Acquire(ctx, account("alice")); !errors.Is(err, context.DeadlineExceeded) {
+				return fmt.Errorf("Acquire of who leaves: %w", err)
+			}
+			return nil
+		}, true},
+		{"Wait finds it itself", func(n int) loss { return []loss{lost, lost, {}}[min(n-1, 2)] }, func(c *client.Client) error {
+			l, err := c.Wait(context.Background(), account("alice"))
+			l.Release(context.Background())
+			return err
+		}, false},
+		{"the caller's own operation is the caller's", func(n int) loss { return []loss{lost, {}}[min(n-1, 1)] }, func(c *client.Client) error {
+			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+			defer cancel()
+			r := account("alice")
+			r.Operation = "job-1"
+			if l, err := c.Acquire(ctx, r); l != nil {
+				return fmt.Errorf("Acquire of who leaves = %v, %w", l, err)
+			}
+			time.Sleep(10 * time.Second) // nobody takes it away meanwhile
+			l, err := c.Acquire(context.Background(), r)
+			if !l.Answer().GetReplayed() {
+				return fmt.Errorf("asked again: not the same lease, %w", err)
+			}
+			l.Release(context.Background())
+			return err
+		}, false},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := serve(t, images)
+			w := newWatcher()
+			conn := &wire{ClientConnInterface: s.conn, lose: func(_ context.Context, method string, n int, _ proto.Message) loss {
+				if method != "Acquire" {
+					return loss{}
+				}
+				return tt.lose(n)
+			}}
+			o := client.Options{Observer: w}
+			if strings.HasPrefix(tt.name, "Wait") {
+				o.FailureMode = client.FailClosed
+			}
+			c := newClient(t, conn, o)
+			if err := tt.ask(c); err != nil {
+				t.Errorf("%s: %v", tt.name, err)
+			}
+			time.Sleep(5 * time.Second)
+			expect(t, tt.name+": slots", slots(t, s.conn, "alice"), 0)
+			expect(t, tt.name+": abandoned", w.count("retries abandoned") > 0, tt.abandons)
+			expect(t, tt.name+": pending", w.level(client.ReleasesPending), 0)
+			if tt.abandons {
+				expect(t, tt.name+": operations", conn.asked[len(conn.asked)-1].GetOperationId(), conn.asked[0].GetOperationId())
+			}
+		})
+	}
+}
+
 func TestNothingIsAskedAfterClose(t *testing.T) {
 	s := serve(t, images)
 	c := newClient(t, s.conn, client.Options{})

@@ -33,6 +33,8 @@
 // otherwise; each such answer is told to the [Observer] and by [Lease.Bypass]. A release
 // that the service does not hear of is sent again until the lease has expired.
 //
-// What can be lost is time: if every answer to an Acquire is lost though it was admitted,
-// its slots are taken until its lease expires.
+// If every answer to an Acquire is lost, or its caller leaves, nobody knows whether there is
+// a lease. The client asks for it within the next minute, to release it. That costs the
+// price of the request if there was none. Who names the operation asks for it himself, or
+// its slots are taken until the lease expires.
 package client

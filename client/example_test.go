@@ -17,7 +17,6 @@ import (
 
 	"weir/client"
 	"weir/policy"
-	weirv1 "weir/proto/weir/v1"
 	"weir/server"
 	"weir/store/memory"
 )
@@ -170,7 +169,7 @@ descriptors:
 	if err != nil {
 		panic(err)
 	}
-	return &operations{ClientConnInterface: conn, leases: make(map[string]*weirv1.AcquireResponse)}, func() {
+	return conn, func() {
 		_ = conn.Close()
 		g.Stop()
 		s.Close()

@@ -25,7 +25,8 @@ const (
 	// Bypasses by their reason: decisions without the service's store, or without the
 	// service: [ReasonServiceAway]. Alert on any.
 	Bypasses Counter = "bypasses"
-	// Retries by why: lost (an answer), refused (Wait asks again), release (sent again).
+	// Retries by why: lost (an answer), refused (Wait asks again), release (sent again),
+	// abandoned (what may have been granted to nobody is asked for, to be released).
 	Retries Counter = "retries"
 	// GaveUp by why Wait asked no more: attempts, deadline, budget; or why a Queue took
 	// no job: queue_full.

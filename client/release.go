@@ -22,10 +22,15 @@ const (
 	// usageLife is how long usage is worth sending after the release: the service keeps
 	// what was reserved for an hour.
 	usageLife = time.Hour
+	// abandonedLife is how long to ask for what may have been granted to nobody. Later it
+	// may have expired, and to ask would only take it anew.
+	abandonedLife = time.Minute
 )
 
-// ending is the release of one lease, as it is told.
+// ending is the release of one lease, as it is told. If ask is set it is that of the
+// lease, if there is any, that the operation holds.
 type ending struct {
+	ask     *ask
 	id      string
 	outcome string
 	usage   []*weirv1.LimitUsage // empty: none
@@ -205,6 +210,8 @@ func (r *releases) flush(now time.Time) {
 	r.mu.Unlock()
 	byOutcome := make(map[string][]*ending)
 	before := len(all)
+	var left []*ending
+	silent := false // the service does not say what an operation holds
 	for _, e := range all {
 		if !now.Before(e.until) {
 			if !e.ended {
@@ -212,9 +219,16 @@ func (r *releases) flush(now time.Time) {
 			}
 			continue
 		}
-		byOutcome[e.outcome] = append(byOutcome[e.outcome], e)
+		if e.ask != nil && !silent {
+			silent = !r.find(e)
+		}
+		switch {
+		case e.id != "":
+			byOutcome[e.outcome] = append(byOutcome[e.outcome], e)
+		case e.ask != nil:
+			left = append(left, e)
+		}
 	}
-	var left []*ending
 	for _, list := range byOutcome {
 		for batch := range slices.Chunk(list, maxLeases) {
 			ctx, cancel := context.WithTimeout(r.c.life, sendTimeout)
@@ -228,6 +242,22 @@ func (r *releases) flush(now time.Time) {
 	r.mu.Lock()
 	r.pending = append(left, r.pending...)
 	r.mu.Unlock()
+}
+
+// find asks for what an abandoned operation holds, which then is to be released: it takes
+// nothing anew if there is a lease. It reports whether the service has answered.
+func (r *releases) find(e *ending) bool {
+	ctx, cancel := context.WithTimeout(r.c.life, sendTimeout)
+	defer cancel()
+	r.c.observer.Count(Retries, "abandoned")
+	now := time.Now()
+	m, err := r.c.service.Acquire(ctx, e.ask.next())
+	if err != nil && away(status.Code(err)) || ctx.Err() != nil {
+		return false
+	}
+	e.ask, e.id, e.outcome = nil, m.GetLease().GetId(), "abandoned"
+	e.until = now.Add(m.GetLease().GetTtl().AsDuration())
+	return true
 }
 
 // close sends what is pending until nothing is, or the time is over.

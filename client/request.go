@@ -62,6 +62,8 @@ func Describe(pairs ...string) Descriptor {
 type ask struct {
 	first   *weirv1.AcquireRequest
 	attempt uint32 // of the next message; 0: it has none
+	own     bool   // this client made its id, and nobody else asks for it
+	lost    bool   // a message was sent, and nothing has been answered since
 }
 
 // newAsk reads a request. Its error is the status that the service has for such a one.
@@ -86,7 +88,7 @@ func (c *Client) newAsk(r Request) (*ask, error) {
 	}
 	a := &ask{first: m, attempt: r.Attempt}
 	if r.Operation == "" && !c.options.NoOperations {
-		m.OperationId, a.attempt = rand.Text(), 1 // 130 random bits
+		m.OperationId, a.attempt, a.own = rand.Text(), 1, true // 130 random bits
 	}
 	return a, nil
 }

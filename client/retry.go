@@ -72,6 +72,7 @@ func (c *Client) wait(ctx context.Context, r Request, p *patience) (*Lease, erro
 	if err != nil {
 		return nil, err
 	}
+	defer c.abandon(a)
 	p.budget.earn()
 	deadline := time.Now().Add(p.Patience)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {

@@ -67,7 +67,7 @@ func serve(t testing.TB, text string) *service {
 		Store: st, StoreTimeout: storetest.Deadline, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Registerer: prometheus.NewRegistry(),
 	})}
 	s.SetPolicy(t.Context(), policy.Reading{Set: set, Changed: true})
-	s.conn = &operations{ClientConnInterface: dial(t, s.GRPC()), leases: make(map[string]*weirv1.AcquireResponse)}
+	s.conn = dial(t, s.GRPC())
 	t.Cleanup(func() {
 		s.Close()
 		if err := st.Close(); err != nil {
@@ -251,37 +251,4 @@ func tokens(t testing.TB, conn grpc.ClientConnInterface, account string) int {
 	}
 	t.Fatalf("no bucket meets account=%s", account)
 	return 0
-}
-
-// operations stands before a service that does not know operation ids, and does what
-// lease.proto says of them.
-type operations struct {
-	grpc.ClientConnInterface
-	mu     sync.Mutex
-	leases map[string]*weirv1.AcquireResponse
-}
-
-func (o *operations) Invoke(ctx context.Context, method string, request, reply any, opts ...grpc.CallOption) error {
-	a, ok := request.(*weirv1.AcquireRequest)
-	if !ok || a.GetOperationId() == "" {
-		return o.ClientConnInterface.Invoke(ctx, method, request, reply, opts...)
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	out, _ := reply.(*weirv1.AcquireResponse)
-	if held := o.leases[a.GetOperationId()]; held != nil {
-		proto.Merge(out, held)
-		out.Replayed = true
-		return nil
-	}
-	plain, _ := proto.Clone(a).(*weirv1.AcquireRequest)
-	plain.OperationId, plain.Attempt = "", 0
-	if err := o.ClientConnInterface.Invoke(ctx, method, plain, reply, opts...); err != nil {
-		return err
-	}
-	if out.GetLease() != nil {
-		kept, _ := proto.Clone(out).(*weirv1.AcquireResponse)
-		o.leases[a.GetOperationId()] = kept
-	}
-	return nil
 }

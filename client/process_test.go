@@ -1,0 +1,138 @@
+package client_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+
+	toxiproxy "github.com/Shopify/toxiproxy/v2"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/rs/zerolog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"weir/client"
+	"weir/server/servertest"
+	"weir/store/storetest"
+)
+
+// through is a connection to the address through a proxy that can cut it.
+func through(t testing.TB, upstream string) (*toxiproxy.Proxy, *grpc.ClientConn) {
+	t.Helper()
+	p := toxiproxy.NewProxy(toxiproxy.NewServer(toxiproxy.NewMetricsContainer(prometheus.NewRegistry()), zerolog.Nop()), "weir", "127.0.0.1:0", upstream)
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := grpc.NewClient("passthrough:///"+p.Listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = conn.Close()
+		p.Stop()
+	})
+	return p, conn
+}
+
+// S17: every connection is cut in the middle of some reply, and nothing is taken twice.
+func TestCutRepliesCostNothingTwice(t *testing.T) {
+	s := servertest.Start(t, `
+domain: images
+descriptors:
+  - key: account
+    rate_limit: {unit: year, requests_per_unit: 1000000}
+    concurrency: {max_in_flight: 100, lease: 1h}
+`)
+	direct := s.Dial(t)
+	p, conn := through(t, s.GRPC)
+	// Some replies are whole. What is left of one that is not never comes.
+	if _, err := p.Toxics.AddToxicJson(bytes.NewReader([]byte(`{"type":"limit_data","stream":"downstream","attributes":{"bytes":700}}`))); err != nil {
+		t.Fatal(err)
+	}
+	w := newWatcher()
+	c := newClient(t, conn, client.Options{Observer: w, Tries: 10, Timeout: 5 * time.Second, CloseTimeout: storetest.Deadline, Retry: client.Retry{Budget: 10}})
+	const jobs = 100
+	for range jobs {
+		l := acquire(t, c, account("alice"))
+		if l.Bypass() != client.NoBypass {
+			t.Fatalf("it was admitted by %s, want the service to be asked until it is heard", l.Bypass())
+		}
+		l.Release(t.Context())
+	}
+	c.Close()
+	if w.count("retries lost") < jobs/10 {
+		t.Errorf("%d replies to Acquire were lost, want more to tell anything", w.count("retries lost"))
+	}
+	if w.count("retries release") == 0 {
+		t.Error("no release was sent again: this tells nothing of them")
+	}
+	expect(t, "charged", 1_000_000-tokens(t, direct, "alice"), jobs)
+	expect(t, "slots", slots(t, direct, "alice"), 0)
+}
+
+func TestAServiceThatStandsIsNotWaitedFor(t *testing.T) {
+	s := servertest.Start(t, images)
+	w := newWatcher()
+	c := newClient(t, s.Dial(t), client.Options{Observer: w})
+	held, other := acquire(t, c, account("alice")), acquire(t, c, account("alice"))
+	s.Pause(t)
+	other.Release(t.Context())
+	for i := range 20 {
+		start := time.Now()
+		l := acquire(t, c, account("alice"))
+		expect(t, "bypass", l.Bypass(), client.BypassClient)
+		if d := time.Since(start); i < 5 && d > 5*time.Second || i >= 5 && d > 200*time.Millisecond {
+			t.Errorf("ask %d took %v, want two tries of 250 ms until the breaker opens, and then no time", i, d)
+		}
+		l.Release(t.Context())
+	}
+	expect(t, "bypasses", w.count("bypasses service_unavailable"), 20)
+	s.Signal(t, syscall.SIGCONT)
+	storetest.Eventually(t, "the release arrives", func() bool { return slots(t, s.Dial(t), "alice") == 1 })
+	storetest.Eventually(t, "the service is asked again", func() bool {
+		l := acquire(t, c, account("alice"))
+		defer l.Release(t.Context())
+		return l.Bypass() == client.NoBypass
+	})
+	expect(t, "lost", lost(held), false)
+	held.Release(t.Context())
+	expect(t, "slots", slots(t, s.Dial(t), "alice"), 0)
+}
+
+// A replica with its state in memory dies, and another takes its place.
+func TestTheLeasesOfAServiceThatForgotThemAreLost(t *testing.T) {
+	policy := fmt.Sprintf("domain: images\ndescriptors: [{key: account, concurrency: {max_in_flight: 3, lease: %s}}]", "1s")
+	first := servertest.Start(t, policy)
+	p, conn := through(t, first.GRPC)
+	w := newWatcher()
+	c := newClient(t, conn, client.Options{Observer: w})
+	l := acquire(t, c, account("alice"))
+	work := l.Context(t.Context())
+	storetest.Eventually(t, "it is renewed", func() bool { return w.count("renewals renewed") >= 3 })
+	second := servertest.Start(t, policy)
+	first.Signal(t, syscall.SIGKILL)
+	first.Wait(t)
+	p.Stop()
+	p.Upstream = second.GRPC
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-work.Done():
+	case <-time.After(storetest.Deadline):
+		t.Fatal("the lease is not lost")
+	}
+	if err := context.Cause(work); err != client.ErrLost { //nolint:errorlint // it must be the error itself
+		t.Errorf("the work ends for %v, want ErrLost", err)
+	}
+	l.Release(t.Context())
+	storetest.Eventually(t, "the new one is asked", func() bool {
+		l := acquire(t, c, account("alice"))
+		defer l.Release(t.Context())
+		return l.Bypass() == client.NoBypass
+	})
+	expect(t, "slots", slots(t, second.Dial(t), "alice"), 0)
+}
