@@ -101,6 +101,9 @@ func StreamKey(domain, stream string) string { return streamKey(domain, "stream:
 // UsageKey is the name of the list of limits that a stream's usage was charged to.
 func UsageKey(domain, stream string) string { return streamKey(domain, "usage:", stream) }
 
+// OperationKey is the name of what is known of an operation: which lease it holds.
+func OperationKey(domain, operation string) string { return streamKey(domain, "operation:", operation) }
+
 func streamKey(domain, kind, stream string) string {
 	var b strings.Builder
 	keyPrefix(&b, domain)

@@ -127,6 +127,9 @@ func (r *rule) words() string {
 	case nil:
 		b.WriteString("unlimited")
 	}
+	if r.check.Reserve > 0 {
+		fmt.Fprintf(&b, ", reserves for %v", r.check.Reserve)
+	}
 	if r.explicit != "" {
 		b.WriteString(", named " + show(r.explicit))
 	}

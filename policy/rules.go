@@ -34,7 +34,22 @@ func (p *parser) tokenBucket(f *field, _ *node, at *path) (rule, bool) {
 		return rule{}, false
 	}
 	r.check.Limit = b
-	return r, true
+	return r, p.reserve(fields, &r, at)
+}
+
+// reserve reads how long what is reserved may be settled, if it is said.
+func (p *parser) reserve(fields []field, r *rule, at *path) bool {
+	f := get(fields, "reserve")
+	if f == nil {
+		return true
+	}
+	d, ok := p.duration(f, at)
+	if ok && (d < time.Millisecond || d > limit.MaxLease || d%time.Millisecond != 0) {
+		p.fail(f.line, at, fmt.Sprintf("%s must be whole milliseconds, 1ms..%v, got %s; write it like 10m", f.label, limit.MaxLease, describe(f.value)))
+		return false
+	}
+	r.check.Reserve = d
+	return ok
 }
 
 // refill reads N/s, N/m, N/h, N/d, or N/30s with any time.
@@ -100,7 +115,7 @@ func (p *parser) rateLimit(f *field, n *node, at *path) (rule, bool) {
 		over = p.onOver(c, at)
 	}
 	if unlimited {
-		for _, name := range []string{"unit_multiplier", "on_over"} {
+		for _, name := range []string{"unit_multiplier", "on_over", "reserve"} {
 			if c := get(fields, name); c != nil {
 				p.fail(c.line, at, c.label+" does not go with unlimited; remove one")
 			}
@@ -119,7 +134,7 @@ func (p *parser) rateLimit(f *field, n *node, at *path) (rule, bool) {
 	}
 	w.ChargeOver = over
 	r.check.Limit = w
-	return r, true
+	return r, p.reserve(fields, &r, at)
 }
 
 // unit reads the unit of a rate_limit; an unlimited one has none.
@@ -260,8 +275,8 @@ func (p *parser) name(f *field, at *path) string {
 	case !ok:
 	case name == "":
 		p.fail(f.line, at, f.label+" is empty; write a name or remove it")
-	case len(name) > maxName:
-		p.fail(f.line, at, fmt.Sprintf("%s is %d bytes long, and may have %d; shorten it", f.label, len(name), maxName))
+	case len(name) > MaxName:
+		p.fail(f.line, at, fmt.Sprintf("%s is %d bytes long, and may have %d; shorten it", f.label, len(name), MaxName))
 	case !printable(name):
 		p.fail(f.line, at, fmt.Sprintf("%s %s has a character that can't be printed; remove it", f.label, show(name)))
 	default:
