@@ -32,7 +32,7 @@ var levels = [...]struct {
 	}},
 	bucketLevel: {"token_bucket", "token_bucket.", []string{"capacity", "refill", "name", "replaces"}},
 	windowLevel: {"rate_limit", "rate_limit.", []string{
-		"unit", "requests_per_unit", "unit_multiplier", "unlimited", "on_over", "name", "replaces",
+		"unit", "requests_per_unit", "unit_multiplier", "window", "unlimited", "on_over", "name", "replaces",
 	}},
 	concurrencyLevel: {"concurrency", "concurrency.", []string{"max_in_flight", "lease", "retry_after", "linger", "max_wait", "name", "replaces"}},
 	replaceLevel:     {"an item of replaces", "replaces.", []string{"name"}},
