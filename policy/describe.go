@@ -107,6 +107,9 @@ func (r *rule) words() string {
 		if l.Max == 0 {
 			b.WriteString(" (banned)")
 		}
+		if l.Sliding {
+			b.WriteString(", sliding")
+		}
 		if l.ChargeOver {
 			b.WriteString(", charged when over")
 		}

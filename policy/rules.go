@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -110,12 +111,16 @@ func (p *parser) rateLimit(f *field, n *node, at *path) (rule, bool) {
 	if c := get(fields, "unit_multiplier"); c != nil {
 		multiplier, _ = p.whole(c, at, 1, limit.MaxExact, "write how many units a window has")
 	}
+	slides := false
+	if c := get(fields, "window"); c != nil {
+		slides = p.slides(c, at)
+	}
 	over := n.quota
 	if c := get(fields, "on_over"); c != nil {
 		over = p.onOver(c, at)
 	}
 	if unlimited {
-		for _, name := range []string{"unit_multiplier", "on_over", "reserve"} {
+		for _, name := range []string{"unit_multiplier", "window", "on_over", "reserve"} {
 			if c := get(fields, name); c != nil {
 				p.fail(c.line, at, c.label+" does not go with unlimited; remove one")
 			}
@@ -131,6 +136,12 @@ func (p *parser) rateLimit(f *field, n *node, at *path) (rule, bool) {
 	if err != nil {
 		p.fail(f.line, at, "rate_limit."+err.Error()+"; use a larger unit or a smaller number")
 		return rule{}, false
+	}
+	if slides {
+		if w, err = limit.NewSlidingWindow(maximum, unit, multiplier); err != nil {
+			p.fail(f.line, at, "rate_limit."+err.Error()+"; use fewer units, or a fixed one")
+			return rule{}, false
+		}
 	}
 	w.ChargeOver = over
 	r.check.Limit = w
@@ -161,6 +172,18 @@ func (p *parser) unit(fields []field, line int, at *path, unlimited bool) limit.
 		p.fail(f.line, at, fmt.Sprintf("rate_limit.unit must be a unit, got %s; write %s", describe(f.value), units))
 	}
 	return unit
+}
+
+// slides reads fixed or sliding.
+func (p *parser) slides(f *field, at *path) bool {
+	text, ok := p.text(f, at)
+	switch {
+	case slices.Contains(later, f.name+": "+text):
+		p.fail(f.line, at, notYet(f.label+": "+text))
+	case ok && text != "fixed" && text != "sliding":
+		p.fail(f.line, at, fmt.Sprintf("%s must be fixed or sliding, got %s; write one of the two", f.label, describe(f.value)))
+	}
+	return text == "sliding"
 }
 
 func (p *parser) onOver(f *field, at *path) (charge bool) {

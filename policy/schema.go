@@ -32,7 +32,7 @@ var levels = [...]struct {
 	}},
 	bucketLevel: {"token_bucket", "token_bucket.", []string{"capacity", "refill", "reserve", "name", "replaces"}},
 	windowLevel: {"rate_limit", "rate_limit.", []string{
-		"unit", "requests_per_unit", "unit_multiplier", "unlimited", "on_over", "reserve", "name", "replaces",
+		"unit", "requests_per_unit", "unit_multiplier", "window", "unlimited", "on_over", "reserve", "name", "replaces",
 	}},
 	concurrencyLevel: {"concurrency", "concurrency.", []string{"max_in_flight", "lease", "retry_after", "linger", "max_wait", "name", "replaces"}},
 	replaceLevel:     {"an item of replaces", "replaces.", []string{"name"}},
@@ -46,6 +46,15 @@ var required = []string{"domain", "key", "unit", "requests_per_unit", "capacity"
 var theirs = []string{
 	"domain", "descriptors", "key", "value", "rate_limit", "unit", "requests_per_unit", "unlimited", "name", "replaces",
 	"shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata",
+}
+
+// later are the keys, and the values of keys, that are in the design but not in this
+// version. To accept one without doing what it says would be worse than to refuse it.
+var later = []string{"window: sliding"}
+
+// notYet says of one of these that it is.
+func notYet(what string) string {
+	return what + " is not supported by this version of weir yet; remove it"
 }
 
 // misplaced says what is wrong with a key that its level doesn't have. mistake
