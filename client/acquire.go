@@ -40,17 +40,23 @@ func (c *Client) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer c.abandon(a)
 	c.patience.budget.earn()
-	return c.acquire(ctx, a)
+	l, err := c.acquire(ctx, a)
+	c.abandon(a, err)
+	return l, err
 }
 
-// abandon is called when an operation is asked for no more. If an answer to it was lost,
-// there may be a lease that nobody holds.
-func (c *Client) abandon(a *ask) {
-	if a.lost && a.own {
-		c.releases.later(&ending{ask: a, until: time.Now().Add(abandonedLife)})
+// abandon is called when an operation is asked for no more, with the error of its last
+// ask. If an answer to it was lost, there may be a lease that nobody holds.
+func (c *Client) abandon(a *ask, err error) {
+	if !a.lost || !a.own {
+		return
 	}
+	e := &ending{ask: a, until: time.Now().Add(abandonedLife)}
+	if err != nil { // no work is done: what it reserved is given back
+		e.usage = []*weirv1.LimitUsage{{}}
+	}
+	c.releases.later(e)
 }
 
 func (c *Client) acquire(ctx context.Context, a *ask) (*Lease, error) {

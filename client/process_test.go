@@ -1,16 +1,14 @@
 package client_test
 
 import (
-	"bytes"
 	"context"
-	"fmt"
+	"io"
+	"net"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
-	toxiproxy "github.com/Shopify/toxiproxy/v2"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/rs/zerolog"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -19,44 +17,55 @@ import (
 	"weir/store/storetest"
 )
 
-// through is a connection to the address through a proxy that can cut it.
-func through(t testing.TB, upstream string) (*toxiproxy.Proxy, *grpc.ClientConn) {
+// dialed connects by the function that opens its connections.
+func dialed(t testing.TB, dial func(context.Context, string) (net.Conn, error)) *grpc.ClientConn {
 	t.Helper()
-	p := toxiproxy.NewProxy(toxiproxy.NewServer(toxiproxy.NewMetricsContainer(prometheus.NewRegistry()), zerolog.Nop()), "weir", "127.0.0.1:0", upstream)
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
-	conn, err := grpc.NewClient("passthrough:///"+p.Listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("passthrough:///weir", grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithContextDialer(dial))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		_ = conn.Close()
-		p.Stop()
-	})
-	return p, conn
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// shortConn is a connection that is cut when so many bytes have come.
+type shortConn struct {
+	net.Conn
+	left int
+}
+
+func (c *shortConn) Read(b []byte) (int, error) {
+	if c.left == 0 {
+		_ = c.Close()
+		return 0, io.ErrUnexpectedEOF
+	}
+	n, err := c.Conn.Read(b[:min(len(b), c.left)])
+	c.left -= n
+	return n, err
 }
 
 // S17: every connection is cut in the middle of some reply, and nothing is taken twice.
 func TestCutRepliesCostNothingTwice(t *testing.T) {
+	redis := storetest.StartRedis(t, storetest.AnyRedis(t))
 	s := servertest.Start(t, `
 domain: images
 descriptors:
   - key: account
     rate_limit: {unit: year, requests_per_unit: 1000000}
     concurrency: {max_in_flight: 100, lease: 1h}
-`)
+`, "--redis", redis.URL, "--store-timeout", "20s")
 	direct := s.Dial(t)
-	p, conn := through(t, s.GRPC)
-	// Some replies are whole. What is left of one that is not never comes.
-	if _, err := p.Toxics.AddToxicJson(bytes.NewReader([]byte(`{"type":"limit_data","stream":"downstream","attributes":{"bytes":700}}`))); err != nil {
-		t.Fatal(err)
-	}
+	connections := 0
+	conn := dialed(t, func(ctx context.Context, _ string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, "tcp", s.GRPC)
+		connections++ // each is opened when the last has ended
+		return &shortConn{c, 600 + 37*connections%300}, err
+	})
 	w := newWatcher()
 	c := newClient(t, conn, client.Options{Observer: w, Tries: 10, Timeout: 5 * time.Second, CloseTimeout: storetest.Deadline, Retry: client.Retry{Budget: 10}})
 	const jobs = 100
 	for range jobs {
-		l := acquire(t, c, account("alice"))
+		l := acquire(t, c, account("bob"))
 		if l.Bypass() != client.NoBypass {
 			t.Fatalf("it was admitted by %s, want the service to be asked until it is heard", l.Bypass())
 		}
@@ -69,8 +78,8 @@ descriptors:
 	if w.count("retries release") == 0 {
 		t.Error("no release was sent again: this tells nothing of them")
 	}
-	expect(t, "charged", 1_000_000-tokens(t, direct, "alice"), jobs)
-	expect(t, "slots", slots(t, direct, "alice"), 0)
+	expect(t, "charged", 1_000_000-tokens(t, direct, "bob"), jobs)
+	expect(t, "slots", slots(t, direct, "bob"), 0)
 }
 
 func TestAServiceThatStandsIsNotWaitedFor(t *testing.T) {
@@ -104,9 +113,13 @@ func TestAServiceThatStandsIsNotWaitedFor(t *testing.T) {
 
 // A replica with its state in memory dies, and another takes its place.
 func TestTheLeasesOfAServiceThatForgotThemAreLost(t *testing.T) {
-	policy := fmt.Sprintf("domain: images\ndescriptors: [{key: account, concurrency: {max_in_flight: 3, lease: %s}}]", "1s")
+	const policy = "domain: images\ndescriptors: [{key: account, concurrency: {max_in_flight: 3, lease: 1s}}]"
 	first := servertest.Start(t, policy)
-	p, conn := through(t, first.GRPC)
+	var address atomic.Pointer[string]
+	address.Store(&first.GRPC)
+	conn := dialed(t, func(ctx context.Context, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", *address.Load())
+	})
 	w := newWatcher()
 	c := newClient(t, conn, client.Options{Observer: w})
 	l := acquire(t, c, account("alice"))
@@ -114,12 +127,7 @@ func TestTheLeasesOfAServiceThatForgotThemAreLost(t *testing.T) {
 	storetest.Eventually(t, "it is renewed", func() bool { return w.count("renewals renewed") >= 3 })
 	second := servertest.Start(t, policy)
 	first.Signal(t, syscall.SIGKILL)
-	first.Wait(t)
-	p.Stop()
-	p.Upstream = second.GRPC
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	address.Store(&second.GRPC)
 	select {
 	case <-work.Done():
 	case <-time.After(storetest.Deadline):

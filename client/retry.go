@@ -67,12 +67,12 @@ func (c *Client) Wait(ctx context.Context, r Request) (*Lease, error) {
 	return c.wait(ctx, r, c.patience)
 }
 
-func (c *Client) wait(ctx context.Context, r Request, p *patience) (*Lease, error) {
+func (c *Client) wait(ctx context.Context, r Request, p *patience) (_ *Lease, err error) {
 	a, err := c.newAsk(r)
 	if err != nil {
 		return nil, err
 	}
-	defer c.abandon(a)
+	defer func() { c.abandon(a, err) }()
 	p.budget.earn()
 	deadline := time.Now().Add(p.Patience)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
