@@ -66,50 +66,52 @@ func TestALeaseIsHeldUntilItIsReleased(t *testing.T) {
 }
 
 func TestARefusalIsTyped(t *testing.T) {
-	s := serve(t, images)
-	w := newWatcher()
-	c := newClient(t, s.conn, client.Options{Observer: w})
-	for range 3 {
-		defer acquire(t, c, account("alice")).Release(t.Context())
-	}
-	lane := client.Violation{Limit: "account", Class: client.Lane, Reason: "lane_full", RetryAfter: time.Second, Estimated: true, Retryable: true}
-	pool := client.Violation{Limit: "pool_gpu", Class: client.Pool, Reason: "pool_full", RetryAfter: time.Second, Estimated: true, Retryable: true}
-	banned := client.Violation{Limit: "banned", Class: client.Lane, Reason: "banned"}
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, images)
+		w := newWatcher()
+		c := newClient(t, s.conn, client.Options{Observer: w})
+		for range 3 {
+			defer acquire(t, c, account("alice")).Release(t.Context())
+		}
+		lane := client.Violation{Limit: "account", Class: client.Lane, Reason: "lane_full", RetryAfter: time.Second, Estimated: true, Retryable: true}
+		pool := client.Violation{Limit: "pool_gpu", Class: client.Pool, Reason: "pool_full", RetryAfter: time.Second, Estimated: true, Retryable: true}
+		banned := client.Violation{Limit: "banned", Class: client.Lane, Reason: "banned"}
 
-	got := expectRefusal(t, c, account("alice"))
-	if diff := cmp.Diff([]client.Violation{lane}, got.Limits); diff != "" {
-		t.Errorf("a full lane's limits (-want +got):\n%s", diff)
-	}
-	expect(t, "the text", got.Error(), `client: refused (lane): lane_full of limit "account"; retry after about 1s`)
-	expect(t, "a lane's class", got.Class, client.Lane)
-	expect(t, "a lane's Retry-After", got.RetryAfter, time.Second)
+		got := expectRefusal(t, c, account("alice"))
+		if diff := cmp.Diff([]client.Violation{lane}, got.Limits); diff != "" {
+			t.Errorf("a full lane's limits (-want +got):\n%s", diff)
+		}
+		expect(t, "the text", got.Error(), `client: refused (lane): lane_full of limit "account"; retry after about 1s`)
+		expect(t, "a lane's class", got.Class, client.Lane)
+		expect(t, "a lane's Retry-After", got.RetryAfter, time.Second)
 
-	for range 4 {
-		defer acquire(t, c, client.Ask(client.Describe("pool", "gpu"))).Release(t.Context())
-	}
-	got = expectRefusal(t, c, client.Ask(client.Describe("pool", "gpu")))
-	pool.Limit = got.Limit
-	if diff := cmp.Diff([]client.Violation{pool}, got.Limits); diff != "" {
-		t.Errorf("a full pool's limits (-want +got):\n%s", diff)
-	}
-	expect(t, "a pool's class", got.Class, client.Pool)
+		for range 4 {
+			defer acquire(t, c, client.Ask(client.Describe("pool", "gpu"))).Release(t.Context())
+		}
+		got = expectRefusal(t, c, client.Ask(client.Describe("pool", "gpu")))
+		pool.Limit = got.Limit
+		if diff := cmp.Diff([]client.Violation{pool}, got.Limits); diff != "" {
+			t.Errorf("a full pool's limits (-want +got):\n%s", diff)
+		}
+		expect(t, "a pool's class", got.Class, client.Pool)
 
-	got = expectRefusal(t, c, client.Ask(client.Describe("banned", "x")))
-	if diff := cmp.Diff([]client.Violation{banned}, got.Limits); diff != "" {
-		t.Errorf("a ban's limits (-want +got):\n%s", diff)
-	}
-	if got.Retryable || got.RetryAfter != 0 {
-		t.Errorf("a ban is %+v, want it not retryable, and no Retry-After", got)
-	}
-	expect(t, "the text", got.Error(), `client: refused (lane): banned of limit "banned"; asking again does not help`)
+		got = expectRefusal(t, c, client.Ask(client.Describe("banned", "x")))
+		if diff := cmp.Diff([]client.Violation{banned}, got.Limits); diff != "" {
+			t.Errorf("a ban's limits (-want +got):\n%s", diff)
+		}
+		if got.Retryable || got.RetryAfter != 0 {
+			t.Errorf("a ban is %+v, want it not retryable, and no Retry-After", got)
+		}
+		expect(t, "the text", got.Error(), `client: refused (lane): banned of limit "banned"; asking again does not help`)
 
-	acquire(t, c, client.Ask(client.Describe("rate", "x")))
-	got = expectRefusal(t, c, client.Ask(client.Describe("rate", "x")))
-	if got.Estimated || got.RetryAfter <= 0 || got.RetryAfter > 500*time.Millisecond {
-		t.Errorf("an empty bucket of 2/s is %+v, want an exact Retry-After of at most 500 ms", got)
-	}
-	expect(t, "lane refusals", w.count("acquires lane"), 3)
-	expect(t, "pool refusals", w.count("acquires pool"), 1)
+		acquire(t, c, client.Ask(client.Describe("rate", "x")))
+		got = expectRefusal(t, c, client.Ask(client.Describe("rate", "x")))
+		if got.Estimated || got.RetryAfter <= 0 || got.RetryAfter > 500*time.Millisecond {
+			t.Errorf("an empty bucket of 2/s is %+v, want an exact Retry-After of at most 500 ms", got)
+		}
+		expect(t, "lane refusals", w.count("acquires lane"), 3)
+		expect(t, "pool refusals", w.count("acquires pool"), 1)
+	})
 }
 
 func TestWhatHoldsNothingCanBeReleased(t *testing.T) {
@@ -321,7 +323,8 @@ func TestASilentServiceHoldsNobodyUp(t *testing.T) {
 			}
 			return loss{}
 		}}
-		c := newClient(t, conn, client.Options{})
+		c := client.New(conn, client.Options{Domain: "images"})
+		defer c.Close()
 		var took []time.Duration
 		for range 5 {
 			start := time.Now()

@@ -22,7 +22,8 @@ import (
 // themselves and what shall happen.
 type painter struct {
 	healthpb.UnimplementedHealthServer
-	t *testing.T
+	t       *testing.T
+	waiting func() // is called when a handler waits for its client to leave
 }
 
 func (p *painter) paint(ctx context.Context, what string) error {
@@ -35,6 +36,7 @@ func (p *painter) paint(ctx context.Context, what string) error {
 	case "panic":
 		panic("oh")
 	case "wait":
+		p.waiting()
 		<-ctx.Done()
 		return status.FromContextError(ctx.Err()).Err()
 	}
@@ -65,7 +67,7 @@ func byPeer(ctx context.Context, method string, message any) client.Request {
 }
 
 // painting is a server with the interceptors, and a client of it.
-func painting(t *testing.T, c *client.Client) healthpb.HealthClient {
+func painting(t *testing.T, c *client.Client, waiting func()) healthpb.HealthClient {
 	recovered := func(p any) error {
 		if p != "oh" {
 			t.Errorf("it panicked with %v", p)
@@ -90,7 +92,7 @@ func painting(t *testing.T, c *client.Client) healthpb.HealthClient {
 			return h(srv, stream)
 		}, c.StreamInterceptor(byPeer)),
 	)
-	healthpb.RegisterHealthServer(g, &painter{t: t})
+	healthpb.RegisterHealthServer(g, &painter{t: t, waiting: waiting})
 	return healthpb.NewHealthClient(dial(t, g))
 }
 
@@ -107,17 +109,13 @@ func TestInterceptorsReleaseHoweverTheHandlerEnds(t *testing.T) {
 		{"succeed", "ok", codes.OK},
 		{"fail", "error", codes.DataLoss},
 		{"panic", "panic", codes.Internal},
-		{"wait", "cancelled", codes.DeadlineExceeded},
+		{"wait", "cancelled", codes.Canceled},
 	} {
 		for _, kind := range []string{"unary", "stream"} {
 			a := &accounting{wire: &wire{ClientConnInterface: s.conn}}
-			p := painting(t, newClient(t, a, client.Options{}))
-			ctx := as(t.Context(), "account")
-			if tt.what == "wait" {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, 50*time.Millisecond)
-				defer cancel()
-			}
+			ctx, cancel := context.WithCancel(as(t.Context(), "account"))
+			defer cancel()
+			p := painting(t, newClient(t, a, client.Options{}), cancel)
 			m := &healthpb.HealthCheckRequest{Service: tt.what}
 			var err error
 			if kind == "unary" {
@@ -147,7 +145,7 @@ func TestInterceptorsReleaseHoweverTheHandlerEnds(t *testing.T) {
 func TestAFreeCallIsNotAsked(t *testing.T) {
 	s := serve(t, images)
 	conn := &wire{ClientConnInterface: s.conn}
-	p := painting(t, newClient(t, conn, client.Options{}))
+	p := painting(t, newClient(t, conn, client.Options{}), nil)
 	if _, err := p.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "free"}); err != nil {
 		t.Error(err)
 	}
@@ -157,7 +155,7 @@ func TestAFreeCallIsNotAsked(t *testing.T) {
 func TestARefusalOverGRPCHasRetryInfoAndNoInternals(t *testing.T) {
 	s := serve(t, problems)
 	c := newClient(t, s.conn, client.Options{})
-	p := painting(t, c)
+	p := painting(t, c, nil)
 	for _, key := range []string{"day", "lane", "pool"} {
 		defer acquire(t, c, client.Ask(client.Describe(key, "x"))).Release(t.Context())
 	}

@@ -99,9 +99,9 @@ func (h *heartbeat) forget(l *Lease, cause error) {
 
 // lose tells the holder that its lease is gone. The lock is held.
 func (h *heartbeat) lose(l *Lease, how string) {
+	h.c.observer.Count(Lost, how) // before anybody sees it
 	h.forget(l, ErrLost)
 	close(l.lost)
-	h.c.observer.Count(Lost, how)
 }
 
 func (h *heartbeat) run() {

@@ -203,11 +203,15 @@ func (w *watcher) level(g client.Gauge) int {
 	return w.levels[g]
 }
 
-// newClient is a client of conn in the domain images, closed with the test.
+// newClient is a client of conn in the domain images, closed with the test. It is patient,
+// so that a machine that is busy is no service that is away.
 func newClient(t testing.TB, conn grpc.ClientConnInterface, o client.Options) *client.Client {
 	t.Helper()
 	if o.Domain == "" {
 		o.Domain = "images"
+	}
+	if o.Timeout == 0 {
+		o.Timeout = storetest.Deadline
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
