@@ -1,6 +1,7 @@
 package envoy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -21,8 +22,10 @@ type Ask struct {
 	Request policy.Request
 	// Stream is the stream that the message is about, or "".
 	Stream string
-	// Usage is what that stream has used: descriptors to charge, each with its hits.
-	Usage policy.Request
+	// Usage is what that stream has used: descriptors to settle, each with its hits; and
+	// UsageLease the lease that it was used under, or "".
+	Usage      policy.Request
+	UsageLease limit.LeaseID
 	// Endings is the work that the message ends. The leases have the shape of lease
 	// ids, and need not be of the message's domain.
 	Endings []limit.Ending
@@ -94,9 +97,14 @@ func Decode(m *rls.RateLimitRequest) (Ask, error) {
 			}
 			continue
 		case r.event == eventUsage:
-			if err := r.usage(d, own); err != nil {
+			id, err := r.usage(m.GetDomain(), d, own)
+			if err != nil {
 				return Ask{}, fmt.Errorf("descriptors[%d]: %w", i, err)
 			}
+			if id != "" && a.UsageLease != "" && a.UsageLease != id {
+				return Ask{}, fmt.Errorf("descriptors[%d]: %s is another than before; a message has the usage of one lease", i, keyLease)
+			}
+			a.UsageLease = cmp.Or(id, a.UsageLease)
 		case len(own) == 0:
 			continue
 		}
@@ -202,17 +210,27 @@ func (r *reserved) ending(domain string) (limit.Ending, error) {
 	return limit.Ending{Domain: domain, Stream: r.stream, Early: early, Tombstone: r.outcome != "request_rate_limited"}, nil
 }
 
-// usage returns what is wrong with a descriptor of usage.
-func (r *reserved) usage(d *ratelimit.RateLimitDescriptor, own []limit.Entry) error {
+// usage reads a descriptor of usage: under which lease it was used, if it says so. The
+// stream finds a lease of the domain, too.
+func (r *reserved) usage(domain string, d *ratelimit.RateLimitDescriptor, own []limit.Entry) (limit.LeaseID, error) {
 	switch {
 	case r.stream == "":
-		return fmt.Errorf("usage names no stream, so that it could be charged twice; send %s", keyStream)
+		return "", fmt.Errorf("usage names no stream, so that it could be charged twice; send %s", keyStream)
 	case len(own) == 0:
-		return errors.New("usage has no entries of its own; send those of the limits to charge")
+		return "", errors.New("usage has no entries of its own; send those of the limits to charge")
 	case d.GetHitsAddend() == nil:
-		return errors.New("usage has no hits_addend of its own; send how much was used")
+		return "", errors.New("usage has no hits_addend of its own; send how much was used")
+	case r.lease == "":
+		return "", nil
 	}
-	return nil
+	id, err := limit.ParseLeaseID(r.lease)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w; send back the id of the answer that granted the lease", keyLease, err)
+	}
+	if id.Domain() != domain {
+		return "", fmt.Errorf("%s is of another domain; send its usage there", keyLease)
+	}
+	return id, nil
 }
 
 // unknown is the outcome of a stream of which Envoy does not say how it ended, as of one

@@ -76,6 +76,10 @@ type Check struct {
 	// Quota, if not 0, is the group (one a descriptor) that this check belongs
 	// to; quota checks refuse only if every group has a failing check.
 	Quota int
+	// Reserve, if not 0, has the hits of a bucket or a window noted with the lease, so that
+	// they can be settled by what was used in truth: see [Usage]. It is how long the lease
+	// lives, unless it is renewed or other limits say less; whole milliseconds, 0..MaxLease.
+	Reserve time.Duration
 }
 
 // Impossible returns Banned or CostExceedsCapacity for a check that can never
@@ -105,17 +109,41 @@ type Request struct {
 	Domain string
 	Checks []Check
 	// Lease is the id under which slots are held if the request is admitted and
-	// takes some; required if a check is a Concurrency. It must be new.
+	// takes some; required if the request [NeedsLease]. It must be new.
 	Lease LeaseID
 	// Stream, if not "", is the stream that asks: its lease can be released by it
 	// alone, see [Ending]. It needs a Lease.
 	Stream string
+	// Operation, if it has an ID, is what asks, so that it may ask again. A request has a
+	// Stream or an Operation, not both.
+	Operation Operation
 }
 
-// NeedsLease reports whether a request with these checks must bring a lease id.
-func NeedsLease(checks []Check) bool {
-	for _, c := range checks {
-		if _, ok := c.Limit.(Concurrency); ok {
+// Operation is the logical request behind attempts to get one lease. The zero value is
+// none.
+type Operation struct {
+	ID string // of the domain; at most MaxOperation bytes
+	// Body tells what is asked: another one under an ID that holds a lease is refused.
+	Body [16]byte
+	// Attempt tells the tries of an operation apart, each higher than the last: one that
+	// is not newer than those of a lease that was released is late. 0: never late.
+	Attempt uint32
+}
+
+// MaxOperation is the longest id of an operation, in bytes.
+const MaxOperation = 128
+
+// OperationLife is the life of a lease that an operation is granted if nothing else gives
+// it one: for so long it may ask again.
+const OperationLife = time.Minute
+
+// NeedsLease reports whether r must bring a lease id.
+func (r Request) NeedsLease() bool {
+	if r.Operation.ID != "" {
+		return true
+	}
+	for _, c := range r.Checks {
+		if _, slot := c.Limit.(Concurrency); slot || c.Reserve > 0 {
 			return true
 		}
 	}
@@ -145,10 +173,13 @@ type Result struct {
 type Decision struct {
 	Admitted bool
 	Results  []Result // one a check, in order
-	// Lease is the request's lease id if slots are held under it, else "".
+	// Lease is the request's lease id if something is held under it, else "".
 	Lease LeaseID
-	// TTL is the life of the lease; 0 without one.
+	// TTL is the life of the lease from now on; 0 without one.
 	TTL time.Duration
+	// Replayed: the operation held its lease already. Lease is that one, nothing was taken,
+	// all checks passed when it was granted, and the numbers are those of now.
+	Replayed bool
 	// StreamEnded: the end of the request's stream was told before the request came.
 	// It is refused, whatever the results, and took nothing.
 	StreamEnded bool

@@ -31,10 +31,11 @@ const maxPlain = 64
 //
 //	weir:{inference}:b:account=alice
 //	weir:{inference}:w:day*7:account=alice,plan=trial
+//	weir:{inference}:s:minute:vendor=maps
 //	weir:{inference}:c:pool=images
 //
-// b is a token bucket, w a window with its unit, c a concurrency. All keys of a
-// domain share one hash tag. Separators and braces in names are %-escaped, texts
+// b is a token bucket, w a window with its unit, s a sliding one, c a concurrency.
+// All keys of a domain share one hash tag. Separators and braces in names are %-escaped, texts
 // of more than 64 bytes stand as # and the 43 characters of their SHA-256, and
 // [Hashed] values as # and the 22 of their digest (a # in a text is escaped, so
 // nobody can forge either).
@@ -46,7 +47,11 @@ func Key(domain string, l Limit, subject []Entry) string {
 	case TokenBucket:
 		b.WriteString("b:")
 	case Window:
-		b.WriteString("w:")
+		if l.Sliding {
+			b.WriteString("s:")
+		} else {
+			b.WriteString("w:")
+		}
 		b.WriteString(l.Unit.String())
 		if l.Multiplier != 1 {
 			b.WriteByte('*')
@@ -100,6 +105,9 @@ func StreamKey(domain, stream string) string { return streamKey(domain, "stream:
 
 // UsageKey is the name of the list of limits that a stream's usage was charged to.
 func UsageKey(domain, stream string) string { return streamKey(domain, "usage:", stream) }
+
+// OperationKey is the name of what is known of an operation: which lease it holds.
+func OperationKey(domain, operation string) string { return streamKey(domain, "operation:", operation) }
 
 func streamKey(domain, kind, stream string) string {
 	var b strings.Builder

@@ -13,6 +13,7 @@ func TestKeysAreReadableAndBounded(t *testing.T) {
 	bucket := limit.TokenBucket{Capacity: 1, Scale: 1, Refill: 1}
 	day := limit.Window{Max: 1, Unit: limit.Day, Multiplier: 1}
 	week := limit.Window{Max: 1, Unit: limit.Day, Multiplier: 7}
+	slides := limit.Window{Max: 1, Unit: limit.Day, Multiplier: 7, Sliding: true}
 	lane := limit.Concurrency{Max: 1, Lease: time.Second}
 	for _, tt := range []struct {
 		domain  string
@@ -23,6 +24,7 @@ func TestKeysAreReadableAndBounded(t *testing.T) {
 		{"inference", bucket, []limit.Entry{{Key: "account", Value: "alice"}}, "weir:{inference}:b:account=alice"},
 		{"inference", day, []limit.Entry{{Key: "account", Value: "alice"}, {Key: "plan", Value: "trial"}}, "weir:{inference}:w:day:account=alice,plan=trial"},
 		{"inference", week, []limit.Entry{{Key: "a", Value: ""}}, "weir:{inference}:w:day*7:a="},
+		{"inference", slides, []limit.Entry{{Key: "a", Value: ""}}, "weir:{inference}:s:day*7:a="},
 		{"inference", lane, []limit.Entry{{Key: "pool", Value: "images"}}, "weir:{inference}:c:pool=images"},
 		{"a}b{c:d", bucket, []limit.Entry{{Key: "k:,=#%", Value: "{} \x00\n\x7f"}}, "weir:{a%7Db%7Bc%3Ad}:b:k%3A%2C%3D%23%25=%7B%7D%20%00%0A%7F"},
 		{"d", bucket, []limit.Entry{{Key: "k", Value: "grün"}}, "weir:{d}:b:k=grün"},

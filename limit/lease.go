@@ -41,6 +41,15 @@ func NewLocalLeaseID(domain string, process uint32, random [16]byte) LeaseID {
 	return newLeaseID(domain, random)
 }
 
+// LeaseOf returns the id of the lease in domain that has this token.
+func LeaseOf(domain, token string) LeaseID {
+	var b strings.Builder
+	b.WriteString(token)
+	b.WriteByte('.')
+	escape(&b, domain, len(domain))
+	return LeaseID(b.String())
+}
+
 // Local returns which process keeps the lease, if it is not in the store.
 func (id LeaseID) Local() (process uint32, local bool) {
 	bits, err := base64.RawURLEncoding.DecodeString(id.Token())
@@ -51,11 +60,7 @@ func (id LeaseID) Local() (process uint32, local bool) {
 }
 
 func newLeaseID(domain string, random [16]byte) LeaseID {
-	var b strings.Builder
-	b.WriteString(base64.RawURLEncoding.EncodeToString(random[:]))
-	b.WriteByte('.')
-	escape(&b, domain, len(domain))
-	return LeaseID(b.String())
+	return LeaseOf(domain, base64.RawURLEncoding.EncodeToString(random[:]))
 }
 
 // ParseLeaseID checks the shape of a lease id from outside: its length, its
@@ -103,6 +108,10 @@ func (id LeaseID) split() (token, domain string) {
 // late release can be told EXPIRED from NOT_HELD.
 const RecordSlack = time.Minute
 
+// ReservedSlack is how long the record of a lease outlives the lease while something
+// that it reserved is not settled.
+const ReservedSlack = time.Hour
+
 // TombstoneLife is how long the end of a stream that holds no lease is remembered,
 // for a request of it that may still be under way.
 const TombstoneLife = 30 * time.Second
@@ -124,12 +133,75 @@ type Ending struct {
 	Early bool
 }
 
-// Usage is what a stream has used, known only now.
+// Usage is what some work has used, known only now: all of it, not the difference to what
+// was reserved.
 type Usage struct {
-	Domain, Stream string // both required
-	// Checks are charged with their hits, each once a stream, whether or not that much
-	// is left: a bucket may go into debt. No Concurrency is among them.
+	Domain string // required
+	// Lease is what the work held. If it is "", the lease is found by the stream that it was
+	// granted to, unless that stream asked more than once.
+	Lease LeaseID
+	// Stream is the one that did the work; "" if it is not known. One of the two is
+	// required.
+	Stream string
+	// Checks are settled if the lease has reserved something of their limits for their
+	// subjects. The others are charged with their hits, each once a stream, whether or not
+	// that much is left: a bucket may go into debt. If it is likely that a reservation is
+	// not known any more, nothing is. No Concurrency is among them.
 	Checks []Check
+	// Limits are settled if the lease has reserved something of them.
+	Limits []Used
+	// Reserved: what the lease has not reserved is not charged.
+	Reserved bool
+}
+
+// Used is what was used of a limit.
+type Used struct {
+	Limit string // its name; "" for each limit that the lease has reserved something of
+	Hits  int64  // 0..MaxExact
+}
+
+// Settlement is what became of the usage of one limit. Several reservations, as those of
+// a limit for two subjects, are told as one.
+type Settlement struct {
+	Result SettlementResult
+	// Difference is the hits that were charged now, within ±MaxExact; negative if they
+	// were given back.
+	Difference int64
+}
+
+// SettlementResult says what a settlement found.
+type SettlementResult uint8
+
+// The results of a settlement. The zero value is invalid.
+const (
+	// Settled: what was reserved is what was used, from now on.
+	Settled SettlementResult = iota + 1
+	// Charged: nothing was reserved, and what was used is charged now.
+	Charged
+	// SettledBefore: it was settled or charged before.
+	SettledBefore
+	// Late: the lease expired before it was released, or the window that it reserved in
+	// has passed. The reservation stands, and nothing is changed.
+	Late
+	// NotReserved: the lease has reserved nothing of it, or nobody knows any more.
+	NotReserved
+)
+
+// String is the result's name in metrics.
+func (r SettlementResult) String() string {
+	switch r {
+	case Settled:
+		return "settled"
+	case Charged:
+		return "charged"
+	case SettledBefore:
+		return "again"
+	case Late:
+		return "late"
+	case NotReserved:
+		return "not_reserved"
+	}
+	return "unknown"
 }
 
 // ReleaseResult says what a release found.

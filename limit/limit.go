@@ -146,7 +146,7 @@ func ParseUnit(name string) Unit {
 }
 
 // Window counts hits in windows of Multiplier units, aligned to the Unix epoch.
-// The zero value is invalid: use [NewWindow].
+// The zero value is invalid: use [NewWindow] or [NewSlidingWindow].
 type Window struct {
 	Max        int64 // hits a window, 0..MaxRequestsPerUnit; 0 bans
 	Unit       Unit  // never NoUnit
@@ -155,6 +155,9 @@ type Window struct {
 	// window itself was over (on_over: charge), so that usage known only
 	// afterwards closes the gate.
 	ChargeOver bool
+	// Sliding counts the hits of the window before too, by the part of it that is
+	// not yet Length ago, as if they had come evenly: see [SlidingState].
+	Sliding bool
 }
 
 // NewWindow returns the window of max hits in each multiplier units. It fails

@@ -107,6 +107,9 @@ func (r *rule) words() string {
 		if l.Max == 0 {
 			b.WriteString(" (banned)")
 		}
+		if l.Sliding {
+			b.WriteString(", sliding")
+		}
 		if l.ChargeOver {
 			b.WriteString(", charged when over")
 		}
@@ -126,6 +129,9 @@ func (r *rule) words() string {
 		}
 	case nil:
 		b.WriteString("unlimited")
+	}
+	if r.check.Reserve > 0 {
+		fmt.Fprintf(&b, ", reserves for %v", r.check.Reserve)
 	}
 	if r.explicit != "" {
 		b.WriteString(", named " + show(r.explicit))

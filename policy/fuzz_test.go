@@ -45,7 +45,7 @@ func use(t *testing.T, s *Set) {
 	for _, d := range s.domains {
 		for n := range d.policies() {
 			for _, r := range n.rules {
-				if name := r.check.Name; name == "" || len(name) > maxName || !printable(name) {
+				if name := r.check.Name; name == "" || len(name) > MaxName || !printable(name) {
 					t.Errorf("a limit has the name %q, want it fit for a label", name)
 				}
 			}

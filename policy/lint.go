@@ -41,6 +41,7 @@ func (l *linter) children(parent *node, at *path) {
 		here := &path{up: at, key: n.key, value: n.value, index: i}
 		l.credential(n, here)
 		l.chargedTwice(n, here)
+		l.coarse(n, here)
 		if by := l.hiddenBy(parent, n); by != nil {
 			l.warnings.add(n.line, here, unreachable(n, by))
 			continue // nor to what is below it
@@ -109,6 +110,25 @@ func (l *linter) chargedTwice(n *node, at *path) {
 	}
 	if slots && charged {
 		l.warnings.add(n.line, at, "rate_limit.on_over: charge stands beside concurrency, and a charge when the work is done would take one more slot unless its descriptor has weir.event: usage; see to that, or give the window a key of its own")
+	}
+}
+
+// fewSliding is below how many requests the one that a sliding window withholds from a
+// steady demand is more than a tenth.
+const fewSliding = 10
+
+// coarse warns of a sliding window of few requests.
+func (l *linter) coarse(n *node, at *path) {
+	for i := range n.rules {
+		w, ok := n.rules[i].check.Limit.(limit.Window)
+		if !ok || !w.Sliding || w.Max == 0 || w.Max >= fewSliding {
+			continue
+		}
+		gets := fmt.Sprintf("%d in a window", w.Max-1)
+		if w.Max == 1 {
+			gets = "1 in two windows"
+		}
+		l.warnings.add(n.line, at, fmt.Sprintf("rate_limit.window: sliding with requests_per_unit: %d admits %s of a steady demand, since what is left of a request counts as one; use a token_bucket if that is too few", w.Max, gets))
 	}
 }
 

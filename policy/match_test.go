@@ -134,10 +134,14 @@ func formatLimit(l limit.Limit) string {
 	case limit.TokenBucket:
 		return fmt.Sprintf("%d tokens", l.Capacity)
 	case limit.Window:
-		if l.ChargeOver {
-			return fmt.Sprintf("%d/%s charge", l.Max, l.Unit)
+		words := fmt.Sprintf("%d/%s", l.Max, l.Unit)
+		if l.Sliding {
+			words += " sliding"
 		}
-		return fmt.Sprintf("%d/%s", l.Max, l.Unit)
+		if l.ChargeOver {
+			words += " charge"
+		}
+		return words
 	case limit.Concurrency:
 		return fmt.Sprintf("%d slots", l.Max)
 	}

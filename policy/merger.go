@@ -1,6 +1,10 @@
 package policy
 
-import "weir/limit"
+import (
+	"cmp"
+
+	"weir/limit"
+)
 
 // merger gathers the checks of a request, so that each state is asked once:
 // with the hits of all that meet it (S10). The first check of a key carries
@@ -138,5 +142,6 @@ func merged(a, b limit.Check) limit.Check {
 	a.FailureMode = max(a.FailureMode, b.FailureMode)
 	a.Fraction = min(a.Fraction, b.Fraction)
 	a.Quota = min(a.Quota, b.Quota) // none before any
+	a.Reserve = cmp.Or(min(a.Reserve, b.Reserve), a.Reserve, b.Reserve)
 	return a
 }

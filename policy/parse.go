@@ -17,10 +17,12 @@ import (
 
 const (
 	maxDomain = 256  // bytes, escaped: a lease id has room for no more
-	maxName   = 128  // bytes
 	maxKeys   = 4096 // bytes of all keys of a path
 	maxFile   = 16 << 20
 )
+
+// MaxName is the longest name of a limit, in bytes.
+const MaxName = 128
 
 // parser reads one file.
 type parser struct {
@@ -450,12 +452,12 @@ func defaultName(keys string) string {
 			return r
 		}, keys)
 	}
-	if len(keys) <= maxName {
+	if len(keys) <= MaxName {
 		return keys
 	}
 	sum := sha256.Sum256([]byte(keys))
 	digest := "~" + hex.EncodeToString(sum[:4])
-	cut := maxName - len(digest)
+	cut := MaxName - len(digest)
 	for !utf8.RuneStart(keys[cut]) {
 		cut--
 	}

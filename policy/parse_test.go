@@ -207,16 +207,16 @@ func TestNamesAreOfAllThatCanBeAsked(t *testing.T) {
 func TestDefaultNamesAreFitForLabels(t *testing.T) {
 	long := strings.Repeat("k", 100)
 	a, b := defaultName(long+"."+long+"a"), defaultName(long+"."+long+"b")
-	if len(a) > maxName || len(b) > maxName || a == b {
-		t.Errorf("long names are %q and %q, want two of at most %d bytes", a, b, maxName)
+	if len(a) > MaxName || len(b) > MaxName || a == b {
+		t.Errorf("long names are %q and %q, want two of at most %d bytes", a, b, MaxName)
 	}
 	for keys, want := range map[string]string{"a.b": "a.b", "a\nb\xff": "a_b_", "é": "é"} {
 		if got := defaultName(keys); got != want {
 			t.Errorf("defaultName(%q) = %q, want %q", keys, got, want)
 		}
 	}
-	if got := defaultName(strings.Repeat("é", 100)); len(got) > maxName || !printable(got) {
-		t.Errorf("defaultName(é…) = %q, want whole letters, at most %d bytes", got, maxName)
+	if got := defaultName(strings.Repeat("é", 100)); len(got) > MaxName || !printable(got) {
+		t.Errorf("defaultName(é…) = %q, want whole letters, at most %d bytes", got, MaxName)
 	}
 }
 

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -34,7 +35,22 @@ func (p *parser) tokenBucket(f *field, _ *node, at *path) (rule, bool) {
 		return rule{}, false
 	}
 	r.check.Limit = b
-	return r, true
+	return r, p.reserve(fields, &r, at)
+}
+
+// reserve reads how long what is reserved may be settled, if it is said.
+func (p *parser) reserve(fields []field, r *rule, at *path) bool {
+	f := get(fields, "reserve")
+	if f == nil {
+		return true
+	}
+	d, ok := p.duration(f, at)
+	if ok && (d < time.Millisecond || d > limit.MaxLease || d%time.Millisecond != 0) {
+		p.fail(f.line, at, fmt.Sprintf("%s must be whole milliseconds, 1ms..%v, got %s; write it like 10m", f.label, limit.MaxLease, describe(f.value)))
+		return false
+	}
+	r.check.Reserve = d
+	return ok
 }
 
 // refill reads N/s, N/m, N/h, N/d, or N/30s with any time.
@@ -95,12 +111,16 @@ func (p *parser) rateLimit(f *field, n *node, at *path) (rule, bool) {
 	if c := get(fields, "unit_multiplier"); c != nil {
 		multiplier, _ = p.whole(c, at, 1, limit.MaxExact, "write how many units a window has")
 	}
+	slides := false
+	if c := get(fields, "window"); c != nil {
+		slides = p.slides(c, at)
+	}
 	over := n.quota
 	if c := get(fields, "on_over"); c != nil {
 		over = p.onOver(c, at)
 	}
 	if unlimited {
-		for _, name := range []string{"unit_multiplier", "on_over"} {
+		for _, name := range []string{"unit_multiplier", "window", "on_over", "reserve"} {
 			if c := get(fields, name); c != nil {
 				p.fail(c.line, at, c.label+" does not go with unlimited; remove one")
 			}
@@ -117,9 +137,15 @@ func (p *parser) rateLimit(f *field, n *node, at *path) (rule, bool) {
 		p.fail(f.line, at, "rate_limit."+err.Error()+"; use a larger unit or a smaller number")
 		return rule{}, false
 	}
+	if slides {
+		if w, err = limit.NewSlidingWindow(maximum, unit, multiplier); err != nil {
+			p.fail(f.line, at, "rate_limit."+err.Error()+"; use fewer units, or a fixed one")
+			return rule{}, false
+		}
+	}
 	w.ChargeOver = over
 	r.check.Limit = w
-	return r, true
+	return r, p.reserve(fields, &r, at)
 }
 
 // unit reads the unit of a rate_limit; an unlimited one has none.
@@ -146,6 +172,18 @@ func (p *parser) unit(fields []field, line int, at *path, unlimited bool) limit.
 		p.fail(f.line, at, fmt.Sprintf("rate_limit.unit must be a unit, got %s; write %s", describe(f.value), units))
 	}
 	return unit
+}
+
+// slides reads fixed or sliding.
+func (p *parser) slides(f *field, at *path) bool {
+	text, ok := p.text(f, at)
+	switch {
+	case slices.Contains(later, f.name+": "+text):
+		p.fail(f.line, at, notYet(f.label+": "+text))
+	case ok && text != "fixed" && text != "sliding":
+		p.fail(f.line, at, fmt.Sprintf("%s must be fixed or sliding, got %s; write one of the two", f.label, describe(f.value)))
+	}
+	return text == "sliding"
 }
 
 func (p *parser) onOver(f *field, at *path) (charge bool) {
@@ -260,8 +298,8 @@ func (p *parser) name(f *field, at *path) string {
 	case !ok:
 	case name == "":
 		p.fail(f.line, at, f.label+" is empty; write a name or remove it")
-	case len(name) > maxName:
-		p.fail(f.line, at, fmt.Sprintf("%s is %d bytes long, and may have %d; shorten it", f.label, len(name), maxName))
+	case len(name) > MaxName:
+		p.fail(f.line, at, fmt.Sprintf("%s is %d bytes long, and may have %d; shorten it", f.label, len(name), MaxName))
 	case !printable(name):
 		p.fail(f.line, at, fmt.Sprintf("%s %s has a character that can't be printed; remove it", f.label, show(name)))
 	default:

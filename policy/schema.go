@@ -30,9 +30,9 @@ var levels = [...]struct {
 		"key", "value", "descriptors", "rate_limit", "token_bucket", "concurrency", "shadow_mode", "quota_mode",
 		"reject_as", "failure_mode", "local_fraction", "sensitive", "share_threshold", "detailed_metric", "value_to_metric", "metadata",
 	}},
-	bucketLevel: {"token_bucket", "token_bucket.", []string{"capacity", "refill", "name", "replaces"}},
+	bucketLevel: {"token_bucket", "token_bucket.", []string{"capacity", "refill", "reserve", "name", "replaces"}},
 	windowLevel: {"rate_limit", "rate_limit.", []string{
-		"unit", "requests_per_unit", "unit_multiplier", "unlimited", "on_over", "name", "replaces",
+		"unit", "requests_per_unit", "unit_multiplier", "window", "unlimited", "on_over", "reserve", "name", "replaces",
 	}},
 	concurrencyLevel: {"concurrency", "concurrency.", []string{"max_in_flight", "lease", "retry_after", "linger", "max_wait", "name", "replaces"}},
 	replaceLevel:     {"an item of replaces", "replaces.", []string{"name"}},
@@ -48,16 +48,18 @@ var theirs = []string{
 	"shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata",
 }
 
-// later are the keys that are in the design but not in this version. To accept
-// one without doing what it says would be worse than to refuse it.
-var later = []string{"reserve"}
+// later are the keys, and the values of keys, that are in the design but not in this
+// version. To accept one without doing what it says would be worse than to refuse it.
+var later = []string{"window: sliding"}
+
+// notYet says of one of these that it is.
+func notYet(what string) string {
+	return what + " is not supported by this version of weir yet; remove it"
+}
 
 // misplaced says what is wrong with a key that its level doesn't have. mistake
 // reports whether envoyproxy/ratelimit would ignore it.
 func misplaced(key string, at level) (text string, mistake bool) {
-	if slices.Contains(later, key) {
-		return key + " is not supported by this version of weir yet; remove it", false
-	}
 	var homes []string
 	for _, l := range levels {
 		if slices.Contains(l.keys, key) {

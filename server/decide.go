@@ -3,12 +3,14 @@ package server
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"time"
 
 	"weir/limit"
 	"weir/policy"
+	"weir/store"
 )
 
 // maxChecks is how many limits one request may meet: a script that decides as many
@@ -24,22 +26,56 @@ type decided struct {
 
 // decide finds the limits that r meets, asks the store for all of them at once,
 // judges and counts. Without an answer the standby decides, by the failure modes of
-// the limits: an error means that the request asks for too much. Stream is the one that
-// asks, or "".
-func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, stream string) (decided, error) {
+// the limits: an error means that the request asks for too much, or that its operation
+// may not ask so. Who is the stream or the operation that asks, if one is known.
+func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, who asker) (decided, error) {
 	m, err := match(set, r)
 	if err != nil {
 		return decided{}, err
 	}
-	d := s.askAndWait(ctx, limit.Request{Domain: r.Domain, Checks: m.Checks, Stream: stream})
+	ask := limit.Request{Domain: r.Domain, Checks: m.Checks, Stream: who.stream, Operation: who.operation}
+	if ask.Operation.ID != "" {
+		ask.Operation.Body = bodyOf(m.Checks)
+	}
+	d, err := s.askAndWait(ctx, ask)
+	if err != nil {
+		s.metrics.conflicts.WithLabelValues(label(set, r.Domain), conflict(err)).Inc()
+		return decided{}, badOperation{err}
+	}
 	v := limit.Judge(m.Checks, d, func(c limit.Check) time.Duration { return s.holds.estimate(r.Domain, c) })
 	s.metrics.misused(label(set, r.Domain), r, m)
 	s.metrics.decided(label(set, r.Domain), m.Checks, d, v)
 	if d.Lease != "" && ctx.Err() != nil {
 		s.metrics.givenBack.WithLabelValues(label(set, r.Domain)).Inc()
-		s.giveBack(ctx, d.Lease)
+		ask.Lease = d.Lease
+		s.giveBack(ctx, ask)
 	}
 	return decided{m, d, v}, nil
+}
+
+// asker is who asks for a decision.
+type asker struct {
+	stream    string
+	operation limit.Operation // without its Body
+}
+
+// bodyOf tells what an operation asks: its limits' states and hits. Values that are
+// sensitive are hashed in there.
+func bodyOf(checks []limit.Check) (body [16]byte) {
+	sum := sha256.New()
+	for _, c := range checks {
+		_, _ = fmt.Fprintf(sum, "%s %d\n", c.Key, c.Hits) // it never fails
+	}
+	copy(body[:], sum.Sum(nil))
+	return body
+}
+
+// conflict is the word for an error of an operation's.
+func conflict(err error) string {
+	if errors.Is(err, store.ErrLateAttempt) {
+		return "late_attempt"
+	}
+	return "other_request"
 }
 
 // match returns the limits that r meets. An error means that they are too many.
@@ -51,16 +87,22 @@ func match(set *policy.Set, r policy.Request) (policy.Match, error) {
 	return m, nil
 }
 
-// ask asks the store, and if that does not answer decides without it.
-func (s *Server) ask(ctx context.Context, r limit.Request) limit.Decision {
+// ask asks the store, and if that does not answer decides without it. An error is about
+// the operation.
+func (s *Server) ask(ctx context.Context, r limit.Request) (limit.Decision, error) {
 	if len(r.Checks) == 0 {
-		return limit.Decision{Admitted: true}
+		return limit.Decision{Admitted: true}, nil
 	}
 	d, err := s.askStore(ctx, s.patience(ctx), r)
-	if err != nil {
+	if err != nil && !ofOperation(err) {
 		return s.standby.Decide(r, reason(err))
 	}
-	return d
+	return d, err
+}
+
+// ofOperation reports whether err is about an operation, and not about its store.
+func ofOperation(err error) bool {
+	return errors.Is(err, store.ErrOtherRequest) || errors.Is(err, store.ErrLateAttempt)
 }
 
 // maxPatience bounds the patience of whoever says no deadline, or a late one.
@@ -79,13 +121,14 @@ func (s *Server) patience(ctx context.Context) time.Duration {
 // askStore asks the store, under a lease id of its own. The call does not end with the
 // caller: its answer says whether there is a lease to give back.
 func (s *Server) askStore(ctx context.Context, timeout time.Duration, r limit.Request) (d limit.Decision, err error) {
-	if limit.NeedsLease(r.Checks) {
+	if r.NeedsLease() {
 		var random [16]byte
 		_, _ = rand.Read(random[:]) // it never fails
 		r.Lease = limit.NewLeaseID(r.Domain, random)
 	} else {
 		r.Stream = ""
 	}
+	var wrong error // of the operation: the store did what it should
 	err = s.call(ctx, "decide", r.Domain, func() (err error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 		defer cancel()
@@ -93,20 +136,27 @@ func (s *Server) askStore(ctx context.Context, timeout time.Duration, r limit.Re
 		if timeout < s.storeTimeout && errors.Is(err, context.DeadlineExceeded) {
 			err = fmt.Errorf("%w: %w", errHurried, err)
 		}
+		if ofOperation(err) {
+			wrong = err
+			return nil
+		}
 		return err
 	})
-	if err == nil && d.Admitted {
+	if wrong != nil {
+		return d, wrong
+	}
+	if err == nil && d.Admitted && !d.Replayed {
 		s.standby.Follow(r.Domain, r.Checks, d.Lease)
 	}
 	return d, err
 }
 
-// giveBack releases what was granted to a caller that has gone, since nobody else
+// giveBack undoes what was granted to a caller that has gone, since nobody else
 // will. If that fails, the lease expires.
-func (s *Server) giveBack(ctx context.Context, id limit.LeaseID) {
+func (s *Server) giveBack(ctx context.Context, r limit.Request) {
 	s.detached.Go(func() {
 		ctx, cancel := detach(ctx)
 		defer cancel()
-		_, _ = s.release(ctx, limit.Ending{Lease: id})
+		_ = s.undo(ctx, r) // counted
 	})
 }

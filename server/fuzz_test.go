@@ -89,7 +89,7 @@ func (s *service) expectRightAnswer(t *testing.T, message []byte) {
 		if problem := wrong(message, r); problem != "" {
 			t.Fatalf("%s: %v", problem, r)
 		}
-	case codes.InvalidArgument, codes.Unimplemented:
+	case codes.InvalidArgument:
 	case codes.ResourceExhausted:
 		if len(message) <= 4<<20 {
 			t.Fatalf("%d bytes: %v", len(message), err)

@@ -109,8 +109,6 @@ func httpCode(err error) int {
 		return http.StatusBadRequest
 	case codes.ResourceExhausted:
 		return http.StatusRequestEntityTooLarge
-	case codes.Unimplemented:
-		return http.StatusNotImplemented
 	case codes.Unavailable:
 		return http.StatusServiceUnavailable
 	}

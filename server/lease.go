@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -37,7 +38,7 @@ func (s leases) Acquire(ctx context.Context, m *weirv1.AcquireRequest) (*weirv1.
 	if err != nil {
 		return nil, toStatus(badRequest{err})
 	}
-	d, err := s.decide(ctx, set, r, "")
+	d, err := s.decide(ctx, set, r, asker{operation: limit.Operation{ID: m.GetOperationId(), Attempt: m.GetAttempt()}})
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -46,8 +47,11 @@ func (s leases) Acquire(ctx context.Context, m *weirv1.AcquireRequest) (*weirv1.
 
 // request reads what an Acquire asks for. Its errors are for the caller.
 func request(m *weirv1.AcquireRequest) (policy.Request, error) {
-	if m.GetOperationId() != "" {
-		return policy.Request{}, fmt.Errorf("operation_id is %w; leave it out", errNotSupported)
+	switch n := len(m.GetOperationId()); {
+	case n > limit.MaxOperation:
+		return policy.Request{}, fmt.Errorf("operation_id has %d bytes; use at most %d", n, limit.MaxOperation)
+	case n == 0 && m.GetAttempt() > 0:
+		return policy.Request{}, errors.New("attempt has no operation_id; send both, or neither")
 	}
 	if err := envoy.CheckDomain(m.GetDomain()); err != nil {
 		return policy.Request{}, err
@@ -93,7 +97,7 @@ func entries(list []*weirv1.Entry) ([]limit.Entry, error) {
 // acquired tells a decision in LeaseService's words.
 func acquired(a decided) *weirv1.AcquireResponse {
 	m, d := a.match, a.decision
-	r := &weirv1.AcquireResponse{Admitted: d.Admitted, Verdict: tell(a.verdict)}
+	r := &weirv1.AcquireResponse{Admitted: d.Admitted, Replayed: d.Replayed, Verdict: tell(a.verdict)}
 	if d.Lease != "" {
 		r.Lease = &weirv1.Lease{Id: string(d.Lease), Ttl: durationpb.New(d.TTL), RenewAfter: durationpb.New(renewAfter(d.TTL))}
 	}
@@ -182,9 +186,13 @@ func (s leases) Release(ctx context.Context, m *weirv1.ReleaseRequest) (*weirv1.
 	if err := leaseCount(len(m.GetLeaseIds())); err != nil {
 		return nil, toStatus(err)
 	}
+	if err := checkUsage(m.GetUsage()); err != nil {
+		return nil, toStatus(err)
+	}
 	r := &weirv1.ReleaseResponse{Results: make([]*weirv1.ReleaseResult, len(m.GetLeaseIds()))}
 	ctx, cancel := detach(ctx)
 	defer cancel()
+	r.Usage = s.reconcile(ctx, m.GetUsage()) // which may come later too, so that it stops no release
 	ids, first := distinct(m.GetLeaseIds())
 	each(ids, func(i int, id string) {
 		r.Results[first[id]] = &weirv1.ReleaseResult{Status: s.releaseOne(ctx, id)}

@@ -364,17 +364,6 @@ func expectInvalid(t *testing.T, err error, want string) {
 	}
 }
 
-func TestWhatIsNotThereYetIsUnimplemented(t *testing.T) {
-	s := serve(t, lanePolicy)
-	_, err := s.leases.Acquire(storetest.Context(t), &weirv1.AcquireRequest{Domain: "d", OperationId: "1", Descriptors: []*weirv1.Descriptor{typed("day", "x")}})
-	if status.Code(err) != codes.Unimplemented {
-		t.Errorf("Acquire with an operation_id: %v, want UNIMPLEMENTED", err)
-	}
-	if got := left(acquire(t, s.leases, costing(0, typed("day", "x")))); !slices.Equal(got, []uint64{5}) {
-		t.Errorf("afterwards day=x has %v left, want [5]", got)
-	}
-}
-
 // T09, T10: only the first release ends a lease, and only that one.
 func TestReleaseAnswersEachLeaseInOrder(t *testing.T) {
 	s := serve(t, lanePolicy)

@@ -25,6 +25,10 @@ type metrics struct {
 	givenBack    *prometheus.CounterVec   // domain
 	misuse       *prometheus.CounterVec   // domain, reason
 	usage        *prometheus.CounterVec   // domain, limit, result
+	reservedHits *prometheus.CounterVec   // domain, limit
+	settledHits  *prometheus.CounterVec   // domain, limit, direction
+	replayed     *prometheus.CounterVec   // domain
+	conflicts    *prometheus.CounterVec   // domain, reason
 	waits        *prometheus.CounterVec   // domain, verdict
 	logEntries   *prometheus.CounterVec   // domain, kind
 	brokenLogs   prometheus.Counter
@@ -58,7 +62,11 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 		misuse:      counter("weir_misuse_total", "Requests that ask for what weir does not do: negative_hits_on_concurrency frees no slot.", "domain", "reason"),
 	}
 	m.breakerOpen = f.NewGaugeVec(prometheus.GaugeOpts{Name: "weir_store_breaker_open", Help: "1 while the store is not asked about a domain, since it did not answer."}, []string{"domain"})
-	m.usage = counter("weir_usage_total", "Charges of what streams have used, by result: charged, or again if it had been.", "domain", "limit", "result")
+	m.usage = counter("weir_usage_total", "Settlements of what work has used, by result: settled (by what was reserved), charged (nothing was), again (it had been), late (its lease had expired, or its window has passed) or not_reserved.", "domain", "limit", "result")
+	m.reservedHits = counter("weir_reserved_hits_total", "Hits that leases have reserved.", "domain", "limit")
+	m.settledHits = counter("weir_settled_hits_total", "Hits by which settlements have changed limits, by direction: charged, or refunded.", "domain", "limit", "direction")
+	m.replayed = counter("weir_replayed_total", "Operations that asked again and were told of the lease that they hold.", "domain")
+	m.conflicts = counter("weir_operation_conflicts_total", "Operations that were not decided, by reason: other_request (it holds a lease for something else) or late_attempt.", "domain", "reason")
 	m.waits = counter("weir_waits_total", "Requests that waited for a slot, by verdict: admitted or refused.", "domain", "verdict")
 	m.logEntries = counter("weir_access_log_entries_total", "Entries of Envoy's access log, by kind: end (of a stream that may hold a lease), renewal (of one that goes on), ignored.", "domain", "kind")
 	m.brokenLogs = f.NewCounter(prometheus.CounterOpts{Name: "weir_access_logs_broken_total", Help: "Access logs that ended without a word, as when an Envoy dies: its leases wait for their expiry."})
@@ -94,11 +102,14 @@ func (m *metrics) expect(set *policy.Set, mode func(limit.Check) limit.FailureMo
 		m.granted.WithLabelValues(domain)
 		m.expired.WithLabelValues(domain)
 		m.givenBack.WithLabelValues(domain)
+		if c.Reserve > 0 {
+			m.usage.WithLabelValues(domain, c.Name, limit.Late.String())
+		}
 		for _, result := range []limit.ReleaseResult{limit.Released, limit.Lingering, limit.NotHeld, limit.Expired} {
 			m.released.WithLabelValues(domain, result.String())
 		}
 	}
-	for _, op := range []string{"decide", "release", "renew", "charge", "inspect", "held", "ping"} {
+	for _, op := range []string{"decide", "release", "undo", "renew", "settle", "inspect", "held", "ping"} {
 		for _, reason := range reasons {
 			m.storeErrors.WithLabelValues(op, reason)
 		}
@@ -128,6 +139,10 @@ func (m *metrics) waited(domain string, d limit.Decision) {
 // decided counts a decision. Its domain is a label.
 func (m *metrics) decided(domain string, checks []limit.Check, d limit.Decision, v limit.Verdict) {
 	m.decisions.WithLabelValues(domain, verdict(d)).Inc()
+	if d.Replayed {
+		m.replayed.WithLabelValues(domain).Inc()
+		return
+	}
 	if d.Lease != "" {
 		m.granted.WithLabelValues(domain).Inc()
 	}
@@ -135,6 +150,9 @@ func (m *metrics) decided(domain string, checks []limit.Check, d limit.Decision,
 		m.expired.WithLabelValues(domain).Add(float64(d.Expired))
 	}
 	for i, c := range checks {
+		if c.Reserve > 0 && d.Lease != "" && d.Results[i].Passed && c.Hits > 0 {
+			m.reservedHits.WithLabelValues(domain, c.Name).Add(float64(c.Hits))
+		}
 		if by := d.Results[i].Bypass; by != limit.DefaultMode {
 			m.bypassed.WithLabelValues(domain, c.Name, by.String(), d.BypassReason).Inc()
 			continue
@@ -150,6 +168,29 @@ func (m *metrics) decided(domain string, checks []limit.Check, d limit.Decision,
 			result = "over"
 		}
 		m.checks.WithLabelValues(domain, c.Name, kind(c.Limit), result).Inc()
+	}
+}
+
+// settled counts settlements. Its domain is a label.
+func (m *metrics) settled(domain string, u limit.Usage, all []limit.Settlement) {
+	for i, one := range all {
+		name := "*" // each that the lease has reserved something of
+		switch n := i - len(u.Checks); {
+		case n < 0:
+			name = u.Checks[i].Name
+		case u.Limits[n].Limit == "":
+		case one.Result == limit.NotReserved:
+			name = "unknown" // a request's word
+		default:
+			name = u.Limits[n].Limit
+		}
+		m.usage.WithLabelValues(domain, name, one.Result.String()).Inc()
+		switch {
+		case one.Difference > 0:
+			m.settledHits.WithLabelValues(domain, name, "charged").Add(float64(one.Difference))
+		case one.Difference < 0:
+			m.settledHits.WithLabelValues(domain, name, "refunded").Add(-float64(one.Difference))
+		}
 	}
 }
 

@@ -97,7 +97,7 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 		"kind":    {"concurrency", "rate_limit", "token_bucket"},
 		"limit":   {"bucket", "lane", "override", "trial"},
 		"mode":    {"open"},
-		"op":      {"charge", "decide", "held", "inspect", "ping", "release", "renew"},
+		"op":      {"decide", "held", "inspect", "ping", "release", "renew", "settle", "undo"},
 		"reason":  {"breaker_open", "negative_hits_on_concurrency", "store_error", "store_timeout", "store_unavailable"},
 		"result":  {"EXPIRED", "LINGERING", "NOT_HELD", "RELEASED", "failed", "ok", "over", "passed", "refused", "shadow_refused"},
 		"verdict": {"admitted", "refused"},

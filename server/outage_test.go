@@ -315,14 +315,14 @@ func (c call) end() (*rls.RateLimitResponse, error) {
 	return m, c.stream.RecvMsg(m)
 }
 
-// T18's first half: what a caller was granted after it had gone is given back.
+// T18: what a caller was granted after it had gone is given back, slots and hits.
 func TestTheLeaseOfACallerThatHasGoneIsGivenBack(t *testing.T) {
 	redis := storetest.StartRedisTCP(t, storetest.AnyRedis(t))
 	r := newReplica(t, outagePolicy, "--redis", redis.URL, "--store-timeout", "20s")
 	r.ready(t)
 	pause(t, redis)
 	for range 3 {
-		r.begin(t, "[lane=x]").leave(t, r)
+		r.begin(t, "[lane=x][a=x]").leave(t, r)
 	}
 	resume(t, redis)
 	r.recovered(t)
@@ -331,6 +331,7 @@ func TestTheLeaseOfACallerThatHasGoneIsGivenBack(t *testing.T) {
 		return r.metric(t, `weir_leases_given_back_total{domain="d"}`)+r.bypassed(t, "lane") == 3
 	})
 	r.heldReaches(t, 0)
+	storetest.Eventually(t, "the hits are there again", func() bool { return ask(t, r.envoy, "d", "[a=x;hits=0]", 0) == "OK [OK 1000]" })
 	if code, bypass, _ := r.decided(t, "[lane=x]"); code != "OK" || bypass != "" {
 		t.Errorf("[lane=x] = %s, bypass %q; want OK by the store", code, bypass)
 	}

@@ -29,7 +29,7 @@ func (s rateLimit) ShouldRateLimit(ctx context.Context, m *rls.RateLimitRequest)
 		return nil, toStatus(badRequest{err})
 	}
 	// Usage before the release: it may be of the lease that ends.
-	if err := s.chargeAll(ctx, set, ask); err != nil {
+	if err := s.settleAll(ctx, set, ask); err != nil {
 		return nil, toStatus(err)
 	}
 	if err := s.releaseAll(ctx, m.GetDomain(), ask.Endings); err != nil {
@@ -38,16 +38,17 @@ func (s rateLimit) ShouldRateLimit(ctx context.Context, m *rls.RateLimitRequest)
 	if len(ask.Request.Descriptors) == 0 { // nothing is asked
 		return envoy.Encode(ask, policy.Match{}, limit.Decision{Admitted: true}, limit.Verdict{Admitted: true}, s.encode), nil
 	}
-	d, err := s.decide(ctx, set, ask.Request, ask.Stream)
+	d, err := s.decide(ctx, set, ask.Request, asker{stream: ask.Stream})
 	if err != nil {
 		return nil, toStatus(err)
 	}
 	return envoy.Encode(ask, d.match, d.decision, d.verdict, s.encode), nil
 }
 
-// chargeAll charges what a stream has used to the limits that it meets, whatever is
-// left of them; never to a concurrency. As a release it never fails open.
-func (s rateLimit) chargeAll(ctx context.Context, set *policy.Set, ask envoy.Ask) error {
+// settleAll settles what a stream has used by what its lease has reserved of the limits
+// that it meets, and charges what was not reserved, whatever is left of it; never to a
+// concurrency. As a release it never fails open.
+func (s rateLimit) settleAll(ctx context.Context, set *policy.Set, ask envoy.Ask) error {
 	if len(ask.Usage.Descriptors) == 0 {
 		return nil
 	}
@@ -55,9 +56,9 @@ func (s rateLimit) chargeAll(ctx context.Context, set *policy.Set, ask envoy.Ask
 	if err != nil {
 		return err
 	}
-	u := limit.Usage{Domain: ask.Usage.Domain, Stream: ask.Stream}
+	u := limit.Usage{Domain: ask.Usage.Domain, Stream: ask.Stream, Lease: ask.UsageLease}
 	for _, c := range m.Checks {
-		if _, ok := c.Limit.(limit.Concurrency); !ok && c.Hits != 0 {
+		if _, slot := c.Limit.(limit.Concurrency); !slot && (c.Hits != 0 || c.Reserve > 0) {
 			u.Checks = append(u.Checks, c)
 		}
 	}
@@ -66,7 +67,8 @@ func (s rateLimit) chargeAll(ctx context.Context, set *policy.Set, ask envoy.Ask
 	}
 	ctx, cancel := detach(ctx)
 	defer cancel()
-	return s.charge(ctx, u)
+	_, err = s.settle(ctx, u)
+	return err
 }
 
 // releaseAll ends the work that a message ends. A release never fails open: an error

@@ -45,10 +45,22 @@ func (s *Server) release(ctx context.Context, e limit.Ending) (limit.ReleaseResu
 	if e.Lease != "" {
 		domain = e.Lease.Domain()
 	}
+	return s.releaseBy(ctx, e, domain, "release", func() (limit.Release, error) { return s.store.Release(ctx, e) })
+}
+
+// undo gives back what r was granted, and counts it as a release. Its ctx is one of
+// detach. Of a lease of this process only the slots are given back.
+func (s *Server) undo(ctx context.Context, r limit.Request) error {
+	_, err := s.releaseBy(ctx, limit.Ending{Lease: r.Lease}, r.Domain, "undo", func() (limit.Release, error) { return s.store.Undo(ctx, r) })
+	return err
+}
+
+// releaseBy ends what was granted here, or has the store end it by a call of f.
+func (s *Server) releaseBy(ctx context.Context, e limit.Ending, domain, op string, f func() (limit.Release, error)) (limit.ReleaseResult, error) {
 	r, mine, err := s.standby.Release(e)
 	if !mine {
-		err = s.call(ctx, "release", domain, func() (err error) {
-			r, err = s.store.Release(ctx, e)
+		err = s.call(ctx, op, domain, func() (err error) {
+			r, err = f()
 			return err
 		})
 	}
@@ -63,27 +75,30 @@ func (s *Server) release(ctx context.Context, e limit.Ending) (limit.ReleaseResu
 	return r.Result, nil
 }
 
-// charge charges usage, and counts it. Its ctx is one of detach.
-func (s *Server) charge(ctx context.Context, u limit.Usage) error {
-	var charged []bool
-	err := s.call(ctx, "charge", u.Domain, func() (err error) {
-		charged, err = s.store.Charge(ctx, u)
-		return err
-	})
+// settle settles usage, and counts it. Its ctx is one of detach.
+func (s *Server) settle(ctx context.Context, u limit.Usage) ([]limit.Settlement, error) {
+	all, rest, err := s.standby.Settle(u)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	var now []limit.Check
-	for i, c := range u.Checks {
-		result := "again"
-		if charged[i] {
-			result = "charged"
-			now = append(now, c)
+	if len(rest.Checks)+len(rest.Limits) > 0 {
+		var settled []limit.Settlement
+		err := s.call(ctx, "settle", u.Domain, func() (err error) {
+			settled, err = s.store.Settle(ctx, rest)
+			return err
+		})
+		if err != nil {
+			return nil, err
 		}
-		s.metrics.usage.WithLabelValues(label(s.policies(), u.Domain), c.Name, result).Inc()
+		s.standby.FollowUsage(rest, settled)
+		for i := range all {
+			if all[i].Result == limit.NotReserved && len(settled) > 0 { // rest has it, in order
+				all[i], settled = settled[0], settled[1:]
+			}
+		}
 	}
-	s.standby.Follow(u.Domain, now, "")
-	return nil
+	s.metrics.settled(label(s.policies(), u.Domain), u, all)
+	return all, nil
 }
 
 // renew extends a lease. Its ctx is one of detach.

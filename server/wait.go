@@ -153,16 +153,18 @@ func (w *waits) wakeAll(full []limit.Check) {
 // back. So a release costs one more ask, and a request that waits another. It waits
 // neither longer than the caller does, nor for a caller that has gone, and a slot for
 // which it was woken and that it does not take is the next one's. Without an answer of
-// the store to a later ask the refusal stays.
-func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decision) {
+// the store to a later ask the refusal stays. An error is about the operation.
+func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decision, err error) {
 	freed := s.waits.freed.Load()
-	d = s.ask(ctx, r)
+	if d, err = s.ask(ctx, r); err != nil {
+		return d, err
+	}
 	full, most := s.waits.full(r.Checks, d)
 	if end, ok := ctx.Deadline(); ok {
 		most = min(most, time.Until(end)/2) // and there must be time to ask
 	}
 	if len(full) == 0 || most <= 0 {
-		return d
+		return d, nil
 	}
 	timer := time.NewTimer(most)
 	defer timer.Stop()
@@ -187,7 +189,7 @@ func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decis
 			if len(woken) > 0 {
 				s.waits.wakeAll(full)
 			}
-			return d
+			return d, nil
 		}
 		s.waits.leave(full, woken)
 		freed = s.waits.freed.Load()
@@ -209,7 +211,7 @@ func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decis
 	if waited {
 		s.metrics.waited(label(s.policies(), r.Domain), d)
 	}
-	return d
+	return d, nil
 }
 
 // passOn wakes others for the slots that a refused request did not take: another limit

@@ -19,14 +19,25 @@ var ErrUnavailable = errors.New("store unavailable")
 // does while it has no memory left for decisions.
 var ErrNotServing = errors.New("the store cannot do that now")
 
+// ErrOtherRequest is wrapped by the error of a decision for an operation that holds a
+// lease for something else, and ErrLateAttempt by that for an attempt that is not newer
+// than those of a lease that was released. Nothing was taken.
+var (
+	ErrOtherRequest = errors.New("the operation holds a lease for another request")
+	ErrLateAttempt  = errors.New("the lease that this attempt of the operation, or a later one, was granted has been released")
+)
+
 // CheckRequest returns an error for a request that breaks the contract of
 // [limit.Request]: a bug of the caller's, which no store may turn into state.
 func CheckRequest(r limit.Request) error {
 	switch {
-	case r.Lease == "" && limit.NeedsLease(r.Checks):
-		return errors.New("a request that meets a concurrency limit must bring a lease id")
+	case r.Lease == "" && r.NeedsLease():
+		return errors.New("a request that takes a slot or reserves, or is of an operation, must bring a lease id")
 	case r.Lease == "" && r.Stream != "":
 		return errors.New("a request with a stream must bring a lease id")
+	}
+	if r.Stream != "" && r.Operation.ID != "" {
+		return errors.New("a request is of a stream or of an operation, not of both")
 	}
 	return nil
 }
@@ -34,10 +45,15 @@ func CheckRequest(r limit.Request) error {
 // CheckUsage returns an error for usage that breaks the contract of [limit.Usage].
 func CheckUsage(u limit.Usage) error {
 	switch {
-	case u.Domain == "" || u.Stream == "":
-		return errors.New("usage must bring its domain and its stream")
-	case limit.NeedsLease(u.Checks):
-		return errors.New("usage cannot be charged to a concurrency limit")
+	case u.Domain == "" || u.Stream == "" && u.Lease == "":
+		return errors.New("usage must bring its domain, and a stream or a lease")
+	case u.Lease != "" && u.Lease.Domain() != u.Domain:
+		return errors.New("usage must bring a lease of its domain")
+	}
+	for _, c := range u.Checks {
+		if _, slot := c.Limit.(limit.Concurrency); slot {
+			return errors.New("usage cannot be charged to a concurrency limit")
+		}
 	}
 	return nil
 }
@@ -53,9 +69,13 @@ type Store interface {
 	// themselves over are charged, expired leases are cleaned away, and a bucket
 	// whose limit has changed is carried over to its new limit.
 	//
-	// If Decide fails, the store itself releases the lease should it turn out to
-	// have been granted; charged hits stay charged. If even that fails, the lease
-	// ends by its expiry.
+	// If Decide fails, the store itself undoes it should a lease turn out to have been
+	// granted: see Undo. If even that fails, the lease ends by its expiry. Without a lease,
+	// charged hits stay charged.
+	//
+	// An operation that holds a lease gets it again (Replayed), and takes nothing. A
+	// refusal is not remembered, nor is an operation whose lease has ended, but for
+	// attempts that come too late: see [ErrOtherRequest] and [ErrLateAttempt].
 	//
 	// A request with a Stream is remembered under it: a lease that it was granted can
 	// be found by it, until the stream asks again, whatever the answer: from then on
@@ -68,10 +88,18 @@ type Store interface {
 	// there is no error.
 	Release(ctx context.Context, e limit.Ending) (limit.Release, error)
 
-	// Charge charges what a stream has used, once for each of its limits, and reports
-	// which of u.Checks it charged now. Two checks of one Key are charged once, so
-	// each carries the hits of both.
-	Charge(ctx context.Context, u limit.Usage) ([]bool, error)
+	// Undo ends the lease of r as if it had not been granted, should it be held: its slots
+	// are free, the hits of its enforced checks that are in no quota group are given back
+	// unless their window has passed, and its operation is forgotten. It does nothing if
+	// the operation has been told of the lease since.
+	Undo(ctx context.Context, r limit.Request) (limit.Release, error)
+
+	// Settle settles what a lease has reserved by what was used in truth, once each: the
+	// difference is given back, never above capacity or below 0, or charged, whether or
+	// not it is there. It returns one result for each of u.Checks, and then one for each of
+	// u.Limits. Two checks of one Key are one, so each carries the hits of both. It may
+	// come before or after the release, and any number of times.
+	Settle(ctx context.Context, u limit.Usage) ([]limit.Settlement, error)
 
 	// Renew extends a live lease by its whole life from now on. It never revives
 	// one that ended, expired or was lost. To a stream's sign of life a lease that

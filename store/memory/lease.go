@@ -8,72 +8,113 @@ import (
 	"weir/limit"
 )
 
-// lease is the record of a lease.
+// lease is the record of a lease. It means something until its death.
 type lease struct {
-	life, granted, expiry int64 // ms
-	keys                  []string
-	limits                []string // their names, one a key
-	lingers               []int64  // ms, one a key
-	expiries              []int64  // of its slots, one a key
-	index                 string   // the domain's
-	stream                string   // key of what is known of its stream, or ""
-	lingering             bool     // its work ended early
-	death                 *death
+	token         string
+	life, granted int64 // ms
+	expiry        int64 // ms; or when it ended
+	kind          kind  // holding, lingering or ended
+	slots         []heldSlot
+	reserved      []reservation
+	index         string // the domain's
+	stream        string // key of what is known of its stream, or ""
+	operation     string // the same of its operation
+	death         *death
 }
 
-// stream is what is known of a stream until a time; after that, nothing is.
-type stream struct {
-	kind  streamKind
+// heldSlot is a slot that a lease holds.
+type heldSlot struct {
+	key, limit     string
+	linger, expiry int64 // ms
+}
+
+// reservation is what a lease has reserved of a limit.
+type reservation struct {
+	key, limit string
+	hits       int64
+	settled    bool
+	bucket     limit.TokenBucket // zero for a window
+	length     int64             // of a window, ms
+	start      int64             // of the window that it is of
+}
+
+// outlives is how long, in ms, the record means something after the lease.
+func (l *lease) outlives() int64 {
+	for _, r := range l.reserved {
+		if !r.settled {
+			return limit.ReservedSlack.Milliseconds()
+		}
+	}
+	return limit.RecordSlack.Milliseconds()
+}
+
+// known is what is known of a stream or an operation until a time; after that, nothing is.
+type known struct {
+	kind  kind
 	token string // of its lease
 	until int64  // ms
+	// Of an operation: what it asked, its latest attempt, and how often it was told of its
+	// lease again.
+	body    [16]byte
+	attempt uint32
+	told    int64
 }
 
-type streamKind uint8
+type kind uint8
 
 const (
-	unknown streamKind = iota
+	unknown kind = iota
 	holding
 	ended
 	ambiguous
 	tombstone
+	lingering
 )
 
 // at is what is known at now.
-func (s stream) at(now int64) stream {
-	if s.until <= now {
-		return stream{}
+func (k known) at(now int64) known {
+	if k.until <= now {
+		return known{}
 	}
-	return s
+	return k
+}
+
+// knownAt is what is known at now by a key. The mutex is held.
+func (s *Store) knownAt(key string, now int64) known {
+	if st := s.states[key]; st != nil {
+		return st.known.at(now)
+	}
+	return known{}
 }
 
 // remember notes what a request of a stream, of which so much was known before, has
 // come to; held is nil if it was granted no lease. The mutex is held.
-func (s *Store) remember(key string, before stream, held *lease, token string, now int64) {
+func (s *Store) remember(key string, before known, held *lease, now int64) {
 	next := before
 	switch {
 	case before.kind == tombstone:
-		next = stream{}
+		next = known{}
 	case before.kind != unknown: // it has asked before
 		next.kind, next.token = ambiguous, ""
 		if held != nil {
-			next.until = max(next.until, held.expiry+limit.RecordSlack.Milliseconds())
+			next.until = max(next.until, held.death.at)
 		}
 	case held != nil:
 		held.stream = key
-		next = stream{holding, token, held.expiry + limit.RecordSlack.Milliseconds()}
+		next = known{kind: holding, token: held.token, until: held.death.at}
 	default:
 		return
 	}
 	s.know(key, next, now)
 }
 
-// know keeps what is known of a stream. The mutex is held.
-func (s *Store) know(key string, next stream, now int64) {
+// know keeps what is known of a stream or an operation. The mutex is held.
+func (s *Store) know(key string, next known, now int64) {
 	st := s.states[key]
 	if st == nil {
 		st = &state{}
 	}
-	st.stream = next
+	st.known = next
 	s.write(key, st, next.until, 0, now)
 }
 
@@ -84,72 +125,112 @@ func (s *Store) Release(_ context.Context, e limit.Ending) (limit.Release, error
 	now := s.now()
 	defer s.sweep(0, now)
 	if e.Lease != "" {
-		return s.end(limit.LeaseKey(e.Lease), e.Lease.Token(), e.Early, now), nil
+		return s.end(limit.LeaseKey(e.Lease), e.Early, false, now), nil
 	}
 	key := limit.StreamKey(e.Domain, e.Stream)
-	var known stream
-	if st := s.states[key]; st != nil {
-		known = st.stream.at(now)
-	}
-	switch known.kind {
+	switch k := s.knownAt(key, now); k.kind {
 	case holding:
-		return s.end(limit.LeasePrefix(e.Domain)+known.token, known.token, e.Early, now), nil
+		return s.end(limit.LeasePrefix(e.Domain)+k.token, e.Early, false, now), nil
 	case unknown:
 		if e.Tombstone {
-			s.know(key, stream{kind: tombstone, until: now + limit.TombstoneLife.Milliseconds()}, now)
+			s.know(key, known{kind: tombstone, until: now + limit.TombstoneLife.Milliseconds()}, now)
 		}
-	case ended, ambiguous, tombstone:
+	case ended, ambiguous, tombstone, lingering:
 	}
 	return limit.Release{Result: limit.NotHeld}, nil
 }
 
-// end releases the lease with the record under key. The mutex is held.
-func (s *Store) end(key, token string, early bool, now int64) limit.Release {
+// Undo implements [store.Store].
+func (s *Store) Undo(_ context.Context, r limit.Request) (limit.Release, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	defer s.sweep(0, now)
+	key := limit.LeaseKey(r.Lease)
 	l := s.leases[key]
-	switch {
-	case l == nil || now >= l.expiry+limit.RecordSlack.Milliseconds():
-		return limit.Release{Result: limit.NotHeld}
-	case l.expiry <= now:
-		s.endStream(l, token, now)
-		return limit.Release{Result: limit.Expired}
-	case l.lingering && early: // told again
-		return limit.Release{Result: limit.NotHeld}
-	}
-	s.endStream(l, token, now)
-	r := limit.Release{Result: limit.Released, HeldFor: limit.Millis(max(0, now-l.granted))}
-	rest := &lease{life: l.life, granted: l.granted, index: l.index, stream: l.stream, lingering: true, death: l.death}
-	for i, set := range l.keys {
-		s.free(set, slot{l.expiries[i], token})
-		if linger := l.lingers[i]; early && linger > 0 {
-			rest.keys = append(rest.keys, set)
-			rest.limits = append(rest.limits, l.limits[i])
-			rest.lingers = append(rest.lingers, linger)
-			rest.expiries = append(rest.expiries, now+linger)
-			rest.expiry = max(rest.expiry, now+linger)
-			s.hold(set, token, now+linger, slack, now)
-		} else {
-			r.Freed = append(r.Freed, limit.Freed{Key: set, Limit: l.limits[i]})
+	if l != nil && l.operation != "" {
+		if o := s.knownAt(l.operation, now); o.kind == holding && o.token == l.token && o.told > 0 {
+			return limit.Release{Result: limit.NotHeld}, nil
 		}
 	}
-	s.free(l.index, slot{l.expiry, token})
-	if len(rest.keys) == 0 {
+	released := s.end(key, false, true, now)
+	if released.Result != limit.Released {
+		return released, nil
+	}
+	given := make(map[string]bool, len(r.Checks))
+	for _, c := range r.Checks {
+		if c.Shadow || c.Quota != 0 || c.Hits <= 0 || given[c.Key] {
+			continue
+		}
+		given[c.Key] = true
+		switch w := c.Limit.(type) {
+		case limit.TokenBucket:
+			s.debit(c, -c.Hits, now)
+		case limit.Window:
+			length := w.Length().Milliseconds()
+			if s.state(c.Key).window.At(length, now).Start == l.granted-l.granted%length {
+				s.debit(c, -c.Hits, now)
+			}
+		case limit.Concurrency:
+		}
+	}
+	return released, nil
+}
+
+// end releases the lease with the record under key; undo leaves nothing of it. The mutex
+// is held.
+func (s *Store) end(key string, early, undo bool, now int64) limit.Release {
+	l := s.leases[key]
+	switch {
+	case l == nil || l.death.at <= now, l.kind == ended:
+		return limit.Release{Result: limit.NotHeld}
+	case l.kind == lingering && early && l.expiry > now: // told again
+		return limit.Release{Result: limit.NotHeld}
+	}
+	s.forgetBy(l, undo, now)
+	if l.expiry <= now {
+		return limit.Release{Result: limit.Expired}
+	}
+	r := limit.Release{Result: limit.Released, HeldFor: limit.Millis(max(0, now-l.granted))}
+	s.free(l.index, slot{l.expiry, l.token})
+	held := l.slots
+	l.slots, l.expiry, l.kind, l.operation = nil, now, ended, ""
+	for _, h := range held {
+		s.free(h.key, slot{h.expiry, l.token})
+		if early && h.linger > 0 {
+			h.expiry = now + h.linger
+			l.slots = append(l.slots, h)
+			l.expiry, l.kind = max(l.expiry, h.expiry), lingering
+			s.hold(h.key, l.token, h.expiry, slack, now)
+		} else {
+			r.Freed = append(r.Freed, limit.Freed{Key: h.key, Limit: h.limit})
+		}
+	}
+	if l.kind == lingering {
+		r.Result = limit.Lingering
+		s.hold(l.index, l.token, l.expiry, indexSlack, now)
+	} else if undo || len(l.reserved) == 0 {
 		delete(s.leases, key)
 		heap.Remove(&s.deaths, l.death.index)
 		return r
 	}
-	r.Result = limit.Lingering
-	s.hold(l.index, token, rest.expiry, indexSlack, now)
-	s.leases[key] = rest
-	rest.death.at = rest.expiry + limit.RecordSlack.Milliseconds()
-	heap.Fix(&s.deaths, rest.death.index)
+	l.death.at = l.expiry + l.outlives()
+	heap.Fix(&s.deaths, l.death.index)
 	return r
 }
 
-// endStream notes that the stream of l has ended, if it is still known to hold it.
-// The mutex is held.
-func (s *Store) endStream(l *lease, token string, now int64) {
-	if st := s.states[l.stream]; st != nil && st.stream.at(now).kind == holding && st.stream.token == token {
-		s.know(l.stream, stream{kind: ended, until: now + limit.RecordSlack.Milliseconds()}, now)
+// forgetBy notes that the stream and the operation of l have ended, if they are still
+// known to hold it. The mutex is held.
+func (s *Store) forgetBy(l *lease, undo bool, now int64) {
+	if k := s.knownAt(l.stream, now); k.kind == holding && k.token == l.token {
+		s.know(l.stream, known{kind: ended, token: l.token, until: now + l.outlives()}, now)
+	}
+	if k := s.knownAt(l.operation, now); k.kind == holding && k.token == l.token {
+		next := known{kind: ended, attempt: k.attempt, until: now + limit.RecordSlack.Milliseconds()}
+		if undo || k.attempt == 0 {
+			next = known{}
+		}
+		s.know(l.operation, next, now)
 	}
 }
 
@@ -172,33 +253,38 @@ func (s *Store) hold(key, token string, expiry int64, slack time.Duration, now i
 
 // Renew implements [store.Store].
 func (s *Store) Renew(_ context.Context, e limit.Extension) (limit.Renewal, error) {
-	id := e.Lease
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()
 	defer s.sweep(0, now)
-	l := s.leases[limit.LeaseKey(id)]
-	if l == nil || l.expiry <= now || l.lingering && e.OfStream {
+	l := s.leases[limit.LeaseKey(e.Lease)]
+	if l == nil || l.expiry <= now || l.kind == ended || l.kind == lingering && e.OfStream {
 		return limit.Renewal{}, nil
 	}
-	for i, key := range l.keys {
+	for _, h := range l.slots {
 		// Somebody else may have got a slot that is not there any more.
-		if st := s.states[key]; st == nil || l.expiries[i] <= now || !st.slots.has(slot{l.expiries[i], id.Token()}) {
+		if st := s.states[h.key]; st == nil || h.expiry <= now || !st.slots.has(slot{h.expiry, l.token}) {
 			return limit.Renewal{}, nil
 		}
 	}
 	expiry := max(l.expiry, now+l.life)
-	for i, key := range l.keys {
-		s.free(key, slot{l.expiries[i], id.Token()})
-		l.expiries[i] = expiry
-		s.hold(key, id.Token(), expiry, slack, now)
+	for i := range l.slots {
+		h := &l.slots[i]
+		s.free(h.key, slot{h.expiry, l.token})
+		h.expiry = expiry
+		s.hold(h.key, l.token, expiry, slack, now)
 	}
-	s.free(l.index, slot{l.expiry, id.Token()})
-	s.hold(l.index, id.Token(), expiry, indexSlack, now)
-	if st := s.states[l.stream]; st != nil && st.stream.at(now).kind == holding && st.stream.token == id.Token() {
-		s.know(l.stream, stream{holding, id.Token(), expiry + limit.RecordSlack.Milliseconds()}, now)
+	if len(l.slots)+len(l.reserved) > 0 {
+		s.free(l.index, slot{l.expiry, l.token})
+		s.hold(l.index, l.token, expiry, indexSlack, now)
 	}
-	l.expiry, l.death.at = expiry, expiry+limit.RecordSlack.Milliseconds()
+	l.expiry, l.death.at = expiry, expiry+l.outlives()
 	heap.Fix(&s.deaths, l.death.index)
+	for _, key := range []string{l.stream, l.operation} {
+		if k := s.knownAt(key, now); k.kind == holding && k.token == l.token {
+			k.until = l.death.at
+			s.know(key, k, now)
+		}
+	}
 	return limit.Renewal{Renewed: true, TTL: limit.Millis(expiry - now)}, nil
 }

@@ -3,7 +3,6 @@
 package memory
 
 import (
-	"container/heap"
 	"context"
 	"fmt"
 	"sync"
@@ -47,11 +46,11 @@ type state struct {
 	bucket limit.BucketState
 	window limit.WindowState
 	slots  slots
-	stream stream
+	known  known
 	used   map[string]int64 // the limits that a stream's usage was charged to, by key, and until when (ms) that counts
-	// charged is the last decision that charged it, so that each charges once.
-	charged uint64
-	dies    int64 // ms: it means nothing from then on
+	// charged and reserved are the last decision that did so, so that each does so once.
+	charged, reserved uint64
+	dies              int64 // ms: it means nothing from then on
 }
 
 // New returns an empty store.
@@ -104,21 +103,25 @@ func (s *Store) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 		}
 		d.Results[i].Passed = passed
 	}
-	var before stream
+	var before known
 	if r.Stream != "" {
-		if st := s.states[limit.StreamKey(r.Domain, r.Stream)]; st != nil {
-			before = st.stream.at(now)
-		}
+		before = s.knownAt(limit.StreamKey(r.Domain, r.Stream), now)
 	}
 	d.StreamEnded = before.kind == tombstone
 	d.Admitted = !d.StreamEnded && !limit.Refused(r.Checks, d.Results)
+	if r.Operation.ID != "" {
+		if err := s.replay(r, &d, now); err != nil {
+			return limit.Decision{}, fmt.Errorf("memory: decide: %w", err)
+		}
+	}
 
 	// Charge, each state once.
 	s.calls++
 	var held *lease
 	for i, c := range r.Checks {
 		st, passed := found[i], d.Results[i].Passed
-		take := passed && d.Admitted && st.charged != s.calls
+		take := passed && d.Admitted && !d.Replayed && st.charged != s.calls
+		reserves := d.Admitted && !d.Replayed && c.Reserve > 0 && c.Hits >= 0 && st.reserved != s.calls
 		switch l := c.Limit.(type) {
 		case limit.TokenBucket:
 			if next := st.bucket.At(l, now); take && c.Hits != 0 {
@@ -129,43 +132,36 @@ func (s *Store) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 				s.write(c.Key, st, st.bucket.Millis+st.bucket.FullAfterMillis(), slack, now)
 			}
 		case limit.Window:
-			over := l.ChargeOver && !c.Shadow && !passed && !d.StreamEnded && st.charged != s.calls
-			if (take || over) && c.Hits != 0 {
+			anyway := over(c, passed) && !d.StreamEnded && st.charged != s.calls
+			if (take || anyway) && c.Hits != 0 {
 				st.window = st.window.At(l.Length().Milliseconds(), now).Charge(c.Hits)
 				s.write(c.Key, st, st.window.Start+l.Length().Milliseconds(), slack, now)
 				take = true
 			}
 		case limit.Concurrency:
 			if take = take && c.Hits >= 0; take {
-				if held == nil {
-					held = &lease{life: l.Lease.Milliseconds(), granted: now, index: index}
-				}
-				held.life = min(held.life, l.Lease.Milliseconds())
-				held.keys = append(held.keys, c.Key)
-				held.limits = append(held.limits, c.Name)
-				held.lingers = append(held.lingers, l.Linger.Milliseconds())
+				held = held.living(l.Lease)
+				held.slots = append(held.slots, heldSlot{key: c.Key, limit: c.Name, linger: l.Linger.Milliseconds()})
 			}
 		}
 		if take {
 			st.charged = s.calls
 		}
+		if reserves && (passed || over(c, passed)) {
+			st.reserved = s.calls
+			held = held.living(c.Reserve)
+			held.reserved = append(held.reserved, reserve(c, st, now))
+		}
+	}
+	if r.Operation.ID != "" && d.Admitted && !d.Replayed && held == nil {
+		held = held.living(limit.OperationLife)
 	}
 	if held != nil {
-		held.expiry = now + held.life
 		d.Lease, d.TTL = r.Lease, limit.Millis(held.life)
-		for _, key := range held.keys {
-			held.expiries = append(held.expiries, held.expiry)
-			s.hold(key, r.Lease.Token(), held.expiry, slack, now)
-		}
-		s.hold(index, r.Lease.Token(), held.expiry, indexSlack, now)
-		key := limit.LeaseKey(r.Lease)
-		s.leases[key] = held
-		held.death = &death{key: key, at: held.expiry + limit.RecordSlack.Milliseconds()}
-		heap.Push(&s.deaths, held.death)
+		s.grant(held, r, index, now)
 	}
-
 	if r.Stream != "" {
-		s.remember(limit.StreamKey(r.Domain, r.Stream), before, held, r.Lease.Token(), now)
+		s.remember(limit.StreamKey(r.Domain, r.Stream), before, held, now)
 	}
 
 	for i, c := range r.Checks {

@@ -8,11 +8,13 @@ local READS, WRITES = 1, 1
 local MAX_EXACT = 9007199254740991 -- 2^53 - 1
 local SLACK = 10000                -- ms that a key outlives its meaning
 local RECORD_SLACK = 60000         -- ms that a lease's record outlives the lease
+local RESERVED_SLACK = 3600000     -- the same while something that it reserved is not settled
 local INDEX_SLACK = 3600000        -- ms that the index waits to be cleaned
 
 -- What is known of a stream: {format, kind, until (ms), token of its lease}. From
--- then on nothing is known.
-local HOLDING, ENDED, AMBIGUOUS, TOMBSTONE = 1, 2, 3, 4
+-- then on nothing is known. Of an operation also: what was asked, the latest attempt, and
+-- how often it was told of its lease again.
+local HOLDING, ENDED, AMBIGUOUS, TOMBSTONE, LINGERING = 1, 2, 3, 4, 5
 
 local min, max, fmod = math.min, math.max, math.fmod
 
@@ -35,25 +37,53 @@ local function check_format(format)
   if format < 1 or format > READS then error('weir: state of format ' .. format .. ', and only 1 to ' .. READS .. ' is known') end
 end
 
--- The kind of what is known of a stream, nil for nothing; until, and token.
-local function stream_at(packed)
+-- The kind of what is known of a stream or an operation, nil for nothing; until; token;
+-- and the rest.
+local function known_at(key)
+  local packed = redis.call('GET', key)
   if not packed then return nil, 0, '' end
-  local format, kind, till, token = cmsgpack.unpack(packed)
+  local format, kind, till, token, body, attempt, told = cmsgpack.unpack(packed)
   check_format(format)
   if till <= now then return nil, 0, '' end
-  return kind, till, token
+  return kind, till, token, body, attempt, told
 end
 
-local function know(key, kind, till, token)
-  redis.call('SET', key, cmsgpack.pack(WRITES, kind, till, token), 'PX', till - now)
+local function know(key, kind, till, ...)
+  redis.call('SET', key, cmsgpack.pack(WRITES, kind, till, ...), 'PX', till - now)
 end
 
--- Whether a stream is known to hold the lease with this token. A lease's record has no
--- stream, or "", if the lease can be released by its id alone.
-local function holds(stream, token)
-  if type(stream) ~= 'string' or stream == '' then return false end
-  local kind, _, holder = stream_at(redis.call('GET', stream))
-  return kind == HOLDING and holder == token
+-- The record of a lease is {format, life (ms), when it was granted, when it expires or has
+-- ended, until when the record means something (ms all), HOLDING, LINGERING or ENDED, the
+-- keys of its stream and its operation ("" for none), how many slots it has, and then
+--   key, name of the limit, linger (ms)                   of each slot
+--   key, name of the limit, hits, settled (1, 0), x, y, z of each reservation: a bucket's
+--     capacity, scale and refill; or a window's length (ms) and start, and 0.
+local GRANTED, EXPIRY, UNTIL, STATE, STREAM, OPERATION, SLOTS = 3, 4, 5, 6, 7, 8, 9
+
+-- The record of a lease, if it means something, where its reservations begin, and the last
+-- of their fields. What a later version wrote behind them is no text.
+local function record_at(key)
+  local packed = redis.call('GET', key)
+  if not packed then return nil, 0, -1 end
+  local record = {cmsgpack.unpack(packed)}
+  check_format(record[1])
+  if record[UNTIL] <= now then return nil, 0, -1 end
+  local first = SLOTS + 1 + 3 * record[SLOTS]
+  local last = first - 1
+  while type(record[last + 1]) == 'string' do last = last + 7 end
+  return record, first, last
+end
+
+local function write_record(key, record)
+  redis.call('SET', key, cmsgpack.pack(unpack(record)), 'PX', record[UNTIL] - now)
+end
+
+-- How long a record with such reservations outlives its lease.
+local function outlives(record, first, last)
+  for i = first, last, 7 do
+    if record[i + 3] == 0 then return RESERVED_SLACK end
+  end
+  return RECORD_SLACK
 end
 
 -- Has a set live for so many ms at least. To GT a set without an expiry lives for ever.

@@ -6,10 +6,11 @@
 -- KEYS  1..n       the states of the checks, each once
 --       n+1, n+2   the lease's record and the domain's index of leases; only
 --                  with a lease
---       n+3        what is known of the stream; only with a stream
+--       n+3        what is known of the stream or the operation; only with one
 -- ARGV  1          now, ms since the epoch; "" in production: Redis TIME
 --       2          the lease's token; "" without a lease
---       3          "1" with a stream, else ""
+--       3          "s" with a stream, "o" with an operation, else ""
+--       then, with an operation, what it asks, and the number of the attempt (0: none)
 --       then 7 a check:
 --         kind     b (token bucket), w (window) or c (concurrency)
 --         key      index into KEYS
@@ -17,20 +18,27 @@
 --         mode     "" enforced, "s" shadow, else a quota group
 --         b:       capacity (tokens), scale (units a token), refill (units a ms)
 --         w:       max (hits), length (ms), "1" to charge it when over, else "0"
+--                  of both the last, if the limit reserves, then has a space, for how
+--                  long (ms), a space and the name of the limit
 --         c:       max (slots), life of a lease (ms), linger (ms), a space and the
 --                  name of the limit
 --
--- Returns {admitted (1; 0; 2: refused, since its stream had ended), leases found
--- expired, life of the lease (ms; 0: no lease), then 4 a check: passed (1, 0),
--- remaining, retry after (ms), reset after (ms)}.
+-- Returns {admitted (1; 0; 2: refused, since its stream had ended; 3: told again what the
+-- operation holds), leases found expired, life of the lease (ms; 0: no lease), then 4 a
+-- check: passed (1, 0), remaining, retry after (ms), reset after (ms)}; and if it was told
+-- again the token of the lease. {4} if the operation asked for something else, {5} if
+-- the attempt is late.
 --
 -- Everything is read and evaluated before the first write, and every write is
 -- one that cannot fail, since an error does not roll back.
 
 local REAP = 64 -- expired members removed a call, at most
 
+local OPERATION_LIFE = 60000
+
 local token = ARGV[2]
-local checks = (#ARGV - 3) / 7
+local from = ARGV[3] == 'o' and 6 or 4
+local checks = (#ARGV - from + 1) / 7
 
 local expired, budget = 0, REAP
 local reaped = {} -- key: how many of its members expired
@@ -50,10 +58,11 @@ end
 -- Read and evaluate.
 local states, check = {}, {}
 local last = #KEYS
-local stream, known, known_till = nil, nil, 0
-if ARGV[3] == '1' then
+local operation, stream, known, known_till = nil, nil, nil, 0
+if ARGV[3] == 'o' then operation, last = KEYS[last], last - 1 end
+if ARGV[3] == 's' then
   stream, last = KEYS[last], last - 1
-  known, known_till = stream_at(redis.call('GET', stream))
+  known, known_till = known_at(stream)
 end
 local index, record_key, listed = KEYS[last], KEYS[last - 1], 0
 if token ~= '' then
@@ -62,13 +71,31 @@ if token ~= '' then
   local all, _, found = count(index)
   listed, expired = all - found, found
 end
+local replay, retell, life = nil, nil, nil -- the token of the lease that the operation holds
+if operation then
+  local kind, _, holder, body, attempt, told = known_at(operation)
+  local mine = tonumber(ARGV[5])
+  if kind == HOLDING then
+    local record = record_at(string.sub(record_key, 1, -1 - #token) .. holder)
+    if record and record[STATE] == HOLDING and record[EXPIRY] > now then
+      if body ~= ARGV[4] then return {4} end
+      replay, life = holder, record[EXPIRY] - now
+      retell = {record[UNTIL], holder, body, max(attempt, mine), told + 1}
+    end
+  elseif kind == ENDED and mine > 0 and mine <= attempt then
+    return {5}
+  end
+end
 local refused, groups, grouped = false, {}, false
 for i = 1, checks do
-  local a = 4 + (i - 1) * 7
+  local a = from + (i - 1) * 7
   local c = {
     kind = ARGV[a], key = KEYS[tonumber(ARGV[a + 1])], hits = tonumber(ARGV[a + 2]), mode = ARGV[a + 3],
     x = tonumber(ARGV[a + 4]), y = tonumber(ARGV[a + 5]), z = ARGV[a + 6],
   }
+  if c.kind ~= 'c' and string.find(c.z, ' ', 1, true) then
+    c.z, c.reserve, c.name = string.match(c.z, '^(%d+) (%d+) (.*)$')
+  end
   check[i] = c
   local state = states[c.key]
   if c.kind == 'b' then
@@ -85,6 +112,7 @@ for i = 1, checks do
     c.passed = c.hits < 0 or state.live < c.x
   end
   states[c.key] = state
+  if replay then c.passed = true end
   if c.mode == '' then
     refused = refused or not c.passed
   elseif c.mode ~= 's' then
@@ -101,8 +129,8 @@ local gone = known == TOMBSTONE
 refused = refused or gone
 
 -- Charge, each state once.
-local life = nil
-for i = 1, checks do
+local slots, reserved = {}, {}
+for i = 1, replay and 0 or checks do
   local c = check[i]
   local state = states[c.key]
   local over = c.kind == 'w' and c.z == '1' and c.mode ~= 's' and not c.passed and not gone
@@ -120,11 +148,23 @@ for i = 1, checks do
         state.write, state.charged = true, true
       end
     elseif c.hits >= 0 and not state.charged then
-      state.live, state.charged = state.live + 1, true
+      state.live, state.charged, state.held = state.live + 1, true, true
       life = min(life or c.y, c.y)
+      local linger, name = string.match(c.z, '^(%d+) (.*)$')
+      local s = #slots
+      slots[s + 1], slots[s + 2], slots[s + 3] = c.key, name, tonumber(linger)
+    end
+    if c.reserve and c.hits >= 0 and not refused and not state.reserved then
+      state.reserved = true
+      life = min(life or tonumber(c.reserve), tonumber(c.reserve))
+      local r = #reserved
+      reserved[r + 1], reserved[r + 2], reserved[r + 3], reserved[r + 4] = c.key, c.name, c.hits, 0
+      if c.kind == 'b' then reserved[r + 5], reserved[r + 6], reserved[r + 7] = c.x, c.y, tonumber(c.z)
+      else reserved[r + 5], reserved[r + 6], reserved[r + 7] = c.y, state.start, 0 end
     end
   end
 end
+if operation and not refused and not replay then life = life or OPERATION_LIFE end
 
 -- Write.
 for key, n in pairs(reaped) do redis.call('ZREMRANGEBYRANK', key, 0, n - 1) end
@@ -136,9 +176,7 @@ local function keep(key, ms, members)
     redis.call('PEXPIRE', key, ms, 'GT')
   end
 end
-local record = life and {WRITES, life, now, now + life}
-local lingers, lingering = {}, false
-local reply = {gone and 2 or refused and 0 or 1, expired, life or 0}
+local reply = {replay and 3 or gone and 2 or refused and 0 or 1, expired, life or 0}
 for i = 1, checks do
   local c = check[i]
   local state = states[c.key]
@@ -161,38 +199,40 @@ for i = 1, checks do
     remaining = max(0, c.x - state.count)
     if not c.passed and c.x > 0 and c.hits <= c.x then retry = reset end
   else
-    if state.charged and not state.held then
+    if state.held then
       redis.call('ZADD', c.key, now + life, token)
       keep(c.key, life + SLACK, state.kept)
-      record[#record + 1] = c.key
-      local linger, name = string.match(c.z, '^(%d+) (.*)$')
-      record[#record + 1] = name
-      lingers[#lingers + 1] = tonumber(linger)
-      lingering = lingering or linger ~= '0'
-      state.held = true
+      state.held = false
     end
     remaining = max(0, c.x - state.live)
   end
   local r = #reply
   reply[r + 1], reply[r + 2], reply[r + 3], reply[r + 4] = c.passed and 1 or 0, remaining, retry, reset
 end
+if replay then
+  know(operation, HOLDING, unpack(retell))
+  reply[#reply + 1] = replay
+  return reply
+end
 local remembered = stream and not known
 if life then
-  if remembered or lingering then
-    -- Behind the slots: whether it lingers now, its stream, and the linger of each slot.
-    local r = #record
-    record[r + 1], record[r + 2] = 0, remembered and stream or ''
-    for i, ms in ipairs(lingers) do record[r + 2 + i] = ms end
+  local slack = #reserved > 0 and RESERVED_SLACK or RECORD_SLACK
+  local record = {WRITES, life, now, now + life, now + life + slack, HOLDING, remembered and stream or '', operation or '', #slots / 3}
+  for i = 1, #slots do record[SLOTS + i] = slots[i] end
+  local r = #record
+  for i = 1, #reserved do record[r + i] = reserved[i] end
+  write_record(record_key, record)
+  if #slots + #reserved > 0 then
+    redis.call('ZADD', index, now + life, token)
+    keep(index, life + INDEX_SLACK, listed)
   end
-  redis.call('SET', record_key, cmsgpack.pack(unpack(record)), 'PX', life + RECORD_SLACK)
-  redis.call('ZADD', index, now + life, token)
-  keep(index, life + INDEX_SLACK, listed)
+  if operation then know(operation, HOLDING, record[UNTIL], token, ARGV[4], tonumber(ARGV[5]), 0) end
+  if remembered then know(stream, HOLDING, record[UNTIL], token) end
+  known_till = max(known_till, record[UNTIL])
 end
 if gone then
   redis.call('DEL', stream)
 elseif known then -- it has asked before: from now on the stream alone finds nothing
-  know(stream, AMBIGUOUS, max(known_till, life and now + life + RECORD_SLACK or 0), '')
-elseif remembered and life then
-  know(stream, HOLDING, now + life + RECORD_SLACK, token)
+  know(stream, AMBIGUOUS, known_till, '')
 end
 return reply

@@ -109,6 +109,13 @@ func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit
 	lingers.Linger = 7 * time.Second
 	checks := []limit.Check{check(b, subject), check(hourly(t, 300), subject), check(lingers, subject), check(lane(t, 5, 20*time.Second), "pool")}
 	checks = checks[r.IntN(3):]
+	if r.IntN(2) == 0 {
+		for i := range checks {
+			if _, slot := checks[i].Limit.(limit.Concurrency); !slot {
+				checks[i].Reserve = 30 * time.Second
+			}
+		}
+	}
 	stream := fmt.Sprint(r.IntN(5))
 	do := func(one func(s store.Store) (string, error)) (string, string) {
 		var texts []string
@@ -125,7 +132,7 @@ func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit
 	if len(*leases) > 0 {
 		id = (*leases)[max(0, len(*leases)-1-r.IntN(6))]
 	}
-	switch r.IntN(8) {
+	switch r.IntN(10) {
 	case 0:
 		clock.Advance(time.Duration(r.IntN(9000)) * time.Millisecond)
 		return "", ""
@@ -151,18 +158,42 @@ func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit
 	case 4:
 		usage := limit.Usage{Domain: "d", Stream: stream, Checks: []limit.Check{check(b, subject), check(hourly(t, 300), subject)}}
 		return do(func(s store.Store) (string, error) {
-			charged, err := s.Charge(ctx, usage)
-			return fmt.Sprintf("charge %v", charged), err
+			settled, err := s.Settle(ctx, usage)
+			return fmt.Sprintf("settle %v", settled), err
+		})
+	case 5:
+		usage := limit.Usage{Domain: "d", Lease: id, Limits: []limit.Used{{Hits: r.Int64N(4)}}}
+		return do(func(s store.Store) (string, error) {
+			settled, err := s.Settle(ctx, usage)
+			return fmt.Sprintf("settle %v", settled), err
+		})
+	case 6:
+		if len(*leases) == 0 {
+			return "", "" // it would give up the lease of a request to come
+		}
+		undone := limit.Request{Domain: "d", Lease: id, Checks: checks}
+		return do(func(s store.Store) (string, error) {
+			released, err := s.Undo(ctx, undone)
+			return fmt.Sprintf("undo %+v", released), err
 		})
 	}
 	ask := withLease(request(checks...))
-	if r.IntN(2) == 0 {
+	switch r.IntN(3) {
+	case 0:
 		ask.Stream = stream
+	case 1:
+		ask.Operation = limit.Operation{ID: stream, Attempt: r.Uint32N(3)}
 	}
 	*leases = append(*leases, ask.Lease)
 	return do(func(s store.Store) (string, error) {
 		d, err := s.Decide(ctx, ask)
-		return storetest.Sentence(checks, d, "L"), err
+		if errors.Is(err, store.ErrOtherRequest) || errors.Is(err, store.ErrLateAttempt) {
+			return err.Error(), nil
+		}
+		if err != nil {
+			return "", err
+		}
+		return storetest.Sentence(checks, d, "L"), nil
 	})
 }
 
@@ -277,13 +308,55 @@ func goldenRequest(t *testing.T) limit.Request {
 	return r
 }
 
+// goldenReserved is what the golden states of a stream were made by: 3 tokens of 10 and 3
+// hits of 5 that are reserved, and a slot that lingers.
+func goldenReserved(t *testing.T) limit.Request {
+	t.Helper()
+	r := goldenRequest(t)
+	lingers := lane(t, 2, time.Minute)
+	lingers.Linger = 7 * time.Second
+	r.Checks = append(r.Checks[:2:2], check(lingers, "z"))
+	for i := range r.Checks[:2] {
+		r.Checks[i].Reserve = 10 * time.Minute
+	}
+	r.Lease, r.Stream = storetest.TestLease("d", 8), "s"
+	return r
+}
+
+// goldenOperated is what the golden states of an operation were made by: its second
+// attempt, for a slot, was told again.
+func goldenOperated(t *testing.T) limit.Request {
+	t.Helper()
+	r := request(check(lane(t, 2, time.Minute), "o"))
+	r.Lease, r.Operation = storetest.TestLease("d", 9), limit.Operation{ID: "o", Body: [16]byte{1, 2, 3}, Attempt: 1}
+	return r
+}
+
+// goldenKeys are the keys of the golden states.
+func goldenKeys(t *testing.T) map[string]string {
+	t.Helper()
+	r := goldenRequest(t)
+	return map[string]string{
+		"bucket": r.Checks[0].Key, "window": r.Checks[1].Key, "lease": limit.LeaseKey(r.Lease),
+		"reserved": limit.LeaseKey(goldenReserved(t).Lease), "stream": limit.StreamKey("d", "s"),
+		"operated": limit.LeaseKey(goldenOperated(t).Lease), "operation": limit.OperationKey("d", "o"),
+	}
+}
+
 func TestStatesAreWrittenInFormat1(t *testing.T) {
 	each(t, func(t *testing.T, server *storetest.Redis) {
 		s, client := open(t, server, storetest.NewClock().Now)
-		r := goldenRequest(t)
-		decide(t, s, r)
+		decide(t, s, goldenReserved(t))
+		again := goldenOperated(t)
+		decide(t, s, again)
+		again.Lease, again.Operation.Attempt = storetest.TestLease("d", 10), 2
+		decide(t, s, again)
+		if err := client.Del(storetest.Context(t), goldenKeys(t)["bucket"], goldenKeys(t)["window"]).Err(); err != nil {
+			t.Fatal(err)
+		}
+		decide(t, s, goldenRequest(t))
 		golden := goldenStates(t)
-		for name, key := range map[string]string{"bucket": r.Checks[0].Key, "window": r.Checks[1].Key, "lease": limit.LeaseKey(r.Lease)} {
+		for name, key := range goldenKeys(t) {
 			got, err := client.Get(storetest.Context(t), key).Result()
 			if err != nil {
 				t.Fatal(err)
@@ -315,7 +388,7 @@ func TestStatesOfFormat1AreRead(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				for name, key := range map[string]string{"bucket": r.Checks[0].Key, "window": r.Checks[1].Key, "lease": limit.LeaseKey(r.Lease)} {
+				for name, key := range goldenKeys(t) {
 					if golden[name+suffix] == "" {
 						t.Fatalf("%s has no %s", goldenFile, name+suffix)
 					}
@@ -330,7 +403,7 @@ func TestStatesOfFormat1AreRead(t *testing.T) {
 					t.Errorf("%s: Inspect = %+v, want 8 tokens, 3 hits, a slot of each lane for 56.5s", what, states)
 				}
 				next := r
-				next.Lease = storetest.TestLease("d", 8)
+				next.Lease = storetest.TestLease("d", 18)
 				d := decide(t, s, next)
 				if d.Admitted || d.Results[0].Remaining != 8 || d.Results[1].Remaining != 2 || d.Results[2].Remaining != 1 {
 					t.Errorf("%s: Decide = %+v, want a refusal by the window, with 8, 2, 1 left", what, d)
@@ -345,6 +418,7 @@ func TestStatesOfFormat1AreRead(t *testing.T) {
 				if states := inspect(t, s, r.Checks[2:]...); states[0].Count+states[1].Count != 0 {
 					t.Errorf("%s: after a release the lanes hold %+v", what, states)
 				}
+				readReserved(t, what, s, client)
 				debt := r.Checks[:1]
 				if err := client.Set(ctx, debt[0].Key, golden["debt"], time.Hour).Err(); err != nil {
 					t.Fatal(err)
@@ -355,4 +429,38 @@ func TestStatesOfFormat1AreRead(t *testing.T) {
 			}
 		}
 	})
+}
+
+// readReserved reads the golden states of a stream and an operation.
+func readReserved(t *testing.T, what string, s *redis.Store, client *goredis.Client) {
+	t.Helper()
+	ctx := storetest.Context(t)
+	r, operated := goldenReserved(t), goldenOperated(t)
+	settled, err := s.Settle(ctx, limit.Usage{Domain: "d", Stream: "s", Checks: []limit.Check{r.Checks[1]}})
+	if err != nil || settled[0] != (limit.Settlement{Result: limit.Settled}) {
+		t.Errorf("%s: Settle by the stream = %+v, %v, want what was reserved", what, settled, err)
+	}
+	settled, err = s.Settle(ctx, limit.Usage{Domain: "d", Lease: r.Lease, Limits: []limit.Used{{Hits: 1}}})
+	if err != nil || settled[0] != (limit.Settlement{Result: limit.Settled, Difference: -2}) {
+		t.Errorf("%s: Settle = %+v, %v, want two tokens back", what, settled, err)
+	}
+	lingers, err := s.Release(ctx, limit.Ending{Domain: "d", Stream: "s", Early: true})
+	if err != nil || lingers.Result != limit.Lingering || lingers.HeldFor != 3500*time.Millisecond {
+		t.Errorf("%s: an early release = %+v, %v, want LINGERING after 3.5s", what, lingers, err)
+	}
+	again := operated
+	again.Lease, again.Operation.Attempt = storetest.TestLease("d", 11), 3
+	if d := decide(t, s, again); !d.Replayed || d.Lease != operated.Lease || d.TTL != 56500*time.Millisecond {
+		t.Errorf("%s: Decide of the operation = %+v, want its lease for 56.5s", what, d)
+	}
+	if _, err := s.Release(ctx, limit.Ending{Lease: operated.Lease}); err != nil {
+		t.Errorf("%s: Release: %v", what, err)
+	}
+	if _, err := s.Decide(ctx, again); !errors.Is(err, store.ErrLateAttempt) {
+		t.Errorf("%s: the same attempt after the release: %v, want ErrLateAttempt", what, err)
+	}
+	// What was made of them is of the version's own format.
+	if err := client.Del(ctx, goldenKeys(t)["reserved"], goldenKeys(t)["operation"], r.Checks[2].Key).Err(); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -32,7 +32,7 @@ func TestADecisionThatWasGivenUpTakesNothing(t *testing.T) {
 		Checks: []limit.Check{{Name: "k", Limit: l, Hits: 1, Key: limit.Key("d", l, nil)}},
 		Lease:  storetest.TestLease("d", 1),
 	}
-	if failed := s.routes.all()[0].giveBackAll([]limit.LeaseID{r.Lease}); len(failed) > 0 {
+	if failed := s.routes.all()[0].giveBackAll([]giveBack{{lease: r.Lease}}); len(failed) > 0 {
 		t.Fatal("not given back")
 	}
 	if d, err := s.Decide(ctx, r); err == nil || errors.Is(err, store.ErrUnavailable) {
@@ -143,9 +143,9 @@ func TestADroppedNodePassesLeasesOn(t *testing.T) {
 	n.stop()
 	n.tended.Wait() // or it would pass it on, a second later
 	for range 2 * giveBackBatch {
-		n.undo(mine)
+		n.undo(giveBack{lease: mine})
 	}
-	n.undo(moved)
+	n.undo(giveBack{lease: moved})
 	if err := n.close(); err != nil {
 		t.Error(err)
 	}

@@ -28,7 +28,7 @@ type node struct {
 
 	// giveBacks are leases that may have been granted to nobody. What does not fit
 	// ends by its expiry.
-	giveBacks chan limit.LeaseID
+	giveBacks chan giveBack
 	connected chan struct{}                // gets something when there is a new connection
 	elsewhere func(id limit.LeaseID) *node // the node of a lease now, maybe this one
 	stop      context.CancelFunc           // ends tend
@@ -47,7 +47,7 @@ func newNode(c *connector, host string, log *slog.Logger, now func() string, els
 	ctx, cancel := context.WithCancel(context.Background())
 	n := &node{
 		host: host, log: log, now: now, elsewhere: elsewhere, stop: cancel,
-		giveBacks: make(chan limit.LeaseID, maxGiveBacks),
+		giveBacks: make(chan giveBack, maxGiveBacks),
 		connected: make(chan struct{}, 1),
 	}
 	n.client = c.client(host, n.connected)
@@ -57,10 +57,10 @@ func newNode(c *connector, host string, log *slog.Logger, now func() string, els
 	return n
 }
 
-// undo has a lease given back.
-func (n *node) undo(id limit.LeaseID) {
+// undo has a decision undone.
+func (n *node) undo(g giveBack) {
 	select {
-	case n.giveBacks <- id:
+	case n.giveBacks <- g:
 	default:
 	}
 }
@@ -69,7 +69,7 @@ func (n *node) undo(id limit.LeaseID) {
 // none, and looks whether a server that was not there before may evict keys, until
 // ctx ends.
 func (n *node) tend(ctx context.Context) {
-	var failed []limit.LeaseID
+	var failed []giveBack
 	var again, rested <-chan time.Time
 	connected := n.connected
 	for {
@@ -80,14 +80,14 @@ func (n *node) tend(ctx context.Context) {
 			connected, rested = nil, time.After(giveBackEvery)
 		case <-rested:
 			connected = n.connected
-		case id := <-n.giveBacks:
-			failed = append(failed, n.giveBackAll(n.waiting(id))...)
+		case g := <-n.giveBacks:
+			failed = append(failed, n.giveBackAll(n.waiting(g))...)
 		case <-again:
 			again = nil
 			failed = n.giveBackAgain(failed)
 		case <-ctx.Done():
-			for _, id := range failed {
-				n.undo(id) // for giveBackRest
+			for _, g := range failed {
+				n.undo(g) // for giveBackRest
 			}
 			return
 		}
@@ -100,8 +100,8 @@ func (n *node) tend(ctx context.Context) {
 
 // giveBackAgain gives back what failed before, by the node that has it now. It
 // returns what failed again.
-func (n *node) giveBackAgain(ids []limit.LeaseID) (failed []limit.LeaseID) {
-	for batch := range slices.Chunk(n.passOn(ids), giveBackBatch) {
+func (n *node) giveBackAgain(all []giveBack) (failed []giveBack) {
+	for batch := range slices.Chunk(n.passOn(all), giveBackBatch) {
 		failed = append(failed, n.giveBackAll(batch)...)
 	}
 	return failed
@@ -109,37 +109,37 @@ func (n *node) giveBackAgain(ids []limit.LeaseID) (failed []limit.LeaseID) {
 
 // passOn leaves leases to the nodes that have them now. It returns those that are here,
 // or nowhere.
-func (n *node) passOn(ids []limit.LeaseID) (rest []limit.LeaseID) {
-	for _, id := range ids {
-		if other := n.elsewhere(id); other != n && other != nil {
-			other.undo(id)
+func (n *node) passOn(all []giveBack) (rest []giveBack) {
+	for _, g := range all {
+		if other := n.elsewhere(g.lease); other != n && other != nil {
+			other.undo(g)
 		} else {
-			rest = append(rest, id)
+			rest = append(rest, g)
 		}
 	}
 	return rest
 }
 
 // waiting returns first and others that wait, as many as one round trip takes.
-func (n *node) waiting(first ...limit.LeaseID) []limit.LeaseID {
-	ids := first
-	for len(ids) < giveBackBatch {
+func (n *node) waiting(first ...giveBack) []giveBack {
+	all := first
+	for len(all) < giveBackBatch {
 		select {
-		case id := <-n.giveBacks:
-			ids = append(ids, id)
+		case g := <-n.giveBacks:
+			all = append(all, g)
 		default:
-			return ids
+			return all
 		}
 	}
-	return ids
+	return all
 }
 
 // giveBackRest passes on what still waits and is elsewhere, and then, if the server
 // answers, gives back the rest, until all of a round trip fail.
 func (n *node) giveBackRest(answers bool) {
-	var rest []limit.LeaseID
-	for ids := n.waiting(); len(ids) > 0; ids = n.waiting() {
-		rest = append(rest, n.passOn(ids)...)
+	var rest []giveBack
+	for all := n.waiting(); len(all) > 0; all = n.waiting() {
+		rest = append(rest, n.passOn(all)...)
 	}
 	if !answers {
 		return
@@ -151,21 +151,19 @@ func (n *node) giveBackRest(answers bool) {
 	}
 }
 
-// giveBackAll releases leases, also those whose decision Redis has not seen yet:
-// that one will then take nothing. It returns those for which Redis was not there,
+// giveBackAll undoes decisions. It returns those for which Redis was not there,
 // or not here. It does not wait for a worker, since all may be busy with a Redis that
 // does not answer, or have ended.
-func (n *node) giveBackAll(ids []limit.LeaseID) (failed []limit.LeaseID) {
-	batch := make([]*call, len(ids))
-	for i, id := range ids {
-		batch[i] = leaseCall(current.release, id, n.now())
-		batch[i].args = append(batch[i].args, "1", "")
+func (n *node) giveBackAll(undone []giveBack) (failed []giveBack) {
+	batch := make([]*call, len(undone))
+	for i, g := range undone {
+		batch[i] = undoCall(current.release, g, n.now())
 		batch[i].ctx = context.Background()
 	}
 	n.pipes.send(slices.Clone(batch), minReplyTimeout)
 	for i, c := range batch {
 		if errors.Is(classify(c.cmd.Err()), store.ErrUnavailable) {
-			failed = append(failed, ids[i])
+			failed = append(failed, undone[i])
 		}
 	}
 	return failed // an error of the script would come again

@@ -84,98 +84,18 @@ func open(c *connector, o Options) *Store {
 	return s
 }
 
-// Decide implements [store.Store].
-func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, error) {
-	if err := store.CheckRequest(r); err != nil {
-		return limit.Decision{}, fmt.Errorf("redis: decide: %w", err)
-	}
-	c := newCall(s.scripts.decide)
-	c.silence = s.silence
-	token := ""
-	if r.Lease != "" {
-		token = r.Lease.Token()
-		c.undo = func(reply any, err error) { s.undo(r.Lease, reply, err) }
-	}
-	stream := ""
-	if r.Stream != "" {
-		stream = "1"
-	}
-	c.args = append(make([]any, 0, 3+7*len(r.Checks)), s.clock(), token, stream)
-	c.keys = make([]string, 0, len(r.Checks)+3)
-	var seen map[string]int // only for requests that are not small
-	if len(r.Checks) > 8 {
-		seen = make(map[string]int, len(r.Checks))
-	}
-	for _, check := range r.Checks {
-		key := c.key(check.Key, seen)
-		mode := ""
-		switch {
-		case check.Shadow:
-			mode = "s"
-		case check.Quota != 0:
-			mode = strconv.Itoa(check.Quota)
-		}
-		switch l := check.Limit.(type) {
-		case limit.TokenBucket:
-			hits := min(check.Hits, l.Capacity+1) // more is no different, and stays exact
-			c.args = append(c.args, "b", key, hits, mode, l.Capacity, l.Scale, l.Refill)
-		case limit.Window:
-			over := "0"
-			if l.ChargeOver {
-				over = "1"
-			}
-			c.args = append(c.args, "w", key, check.Hits, mode, l.Max, l.Length().Milliseconds(), over)
-		case limit.Concurrency:
-			c.args = append(c.args, "c", key, check.Hits, mode, l.Max, l.Lease.Milliseconds(), strconv.FormatInt(l.Linger.Milliseconds(), 10)+" "+check.Name)
-		}
-	}
-	if r.Lease != "" {
-		c.keys = append(c.keys, limit.LeaseKey(r.Lease), limit.LeasesKey(r.Domain))
-	}
-	if r.Stream != "" {
-		c.keys = append(c.keys, limit.StreamKey(r.Domain, r.Stream))
-	}
-	reply, err := s.do(ctx, c)
-	if err != nil {
-		return limit.Decision{}, fmt.Errorf("redis: decide: %w", err)
-	}
-	return decision(r, reply)
-}
-
-// decision reads decide.lua's reply.
-func decision(r limit.Request, reply any) (limit.Decision, error) {
-	n, err := integers(reply)
-	if err != nil {
-		return limit.Decision{}, fmt.Errorf("redis: decide: unexpected reply: %w", err)
-	}
-	if want := 3 + 4*len(r.Checks); len(n) != want {
-		return limit.Decision{}, fmt.Errorf("redis: decide: a reply of %d items, want %d", len(n), want)
-	}
-	d := limit.Decision{Admitted: n[0] == 1, StreamEnded: n[0] == 2, Expired: n[1], TTL: limit.Millis(n[2]), Results: make([]limit.Result, len(r.Checks))}
-	if d.TTL > 0 {
-		d.Lease = r.Lease
-	}
-	for i := range d.Results {
-		p := n[3+4*i:]
-		d.Results[i] = limit.Result{Passed: p[0] == 1, Remaining: p[1], RetryAfter: limit.Millis(p[2]), ResetAfter: limit.Millis(p[3])}
-	}
-	return d, nil
-}
-
-// undo has the lease of a decision that was not told given back, unless it is
-// known that none was granted. If no node is known for it by now it ends by its expiry.
-func (s *Store) undo(id limit.LeaseID, reply any, err error) {
-	if n, bad := integers(reply); err == nil && bad == nil && len(n) > 2 && n[2] == 0 {
-		return
-	}
-	if n := s.routes.node(limit.LeaseKey(id)); n != nil {
-		n.undo(id)
-	}
-}
-
 // Release implements [store.Store].
 func (s *Store) Release(ctx context.Context, e limit.Ending) (limit.Release, error) {
-	reply, err := s.do(ctx, s.releaseCall(e))
+	return s.release(ctx, s.releaseCall(e))
+}
+
+// Undo implements [store.Store].
+func (s *Store) Undo(ctx context.Context, r limit.Request) (limit.Release, error) {
+	return s.release(ctx, undoCall(s.scripts.release, newGiveBack(r), s.clock()))
+}
+
+func (s *Store) release(ctx context.Context, c *call) (limit.Release, error) {
+	reply, err := s.do(ctx, c)
 	if err != nil {
 		return limit.Release{}, fmt.Errorf("redis: release: %w", err)
 	}
@@ -200,7 +120,7 @@ func (s *Store) Release(ctx context.Context, e limit.Ending) (limit.Release, err
 func (s *Store) releaseCall(e limit.Ending) *call {
 	early := ""
 	if e.Early {
-		early = "1"
+		early = "e"
 	}
 	if e.Lease != "" {
 		c := leaseCall(s.scripts.release, e.Lease, s.clock())
@@ -215,40 +135,6 @@ func (s *Store) releaseCall(e limit.Ending) *call {
 	c.keys = []string{limit.StreamKey(e.Domain, e.Stream), limit.LeasesKey(e.Domain)}
 	c.args = []any{s.clock(), "", tombstone, early, limit.LeasePrefix(e.Domain)}
 	return c
-}
-
-// Charge implements [store.Store].
-func (s *Store) Charge(ctx context.Context, u limit.Usage) ([]bool, error) {
-	if err := store.CheckUsage(u); err != nil {
-		return nil, fmt.Errorf("redis: charge: %w", err)
-	}
-	c := newCall(s.scripts.charge)
-	c.args = []any{s.clock()}
-	seen := make(map[string]int, len(u.Checks))
-	for _, check := range u.Checks {
-		key := c.key(check.Key, seen)
-		switch l := check.Limit.(type) {
-		case limit.TokenBucket:
-			c.args = append(c.args, "b", key, check.Hits, l.Capacity, l.Scale, l.Refill)
-		case limit.Window:
-			c.args = append(c.args, "w", key, check.Hits, l.Length().Milliseconds(), "0", "0")
-		case limit.Concurrency: // CheckUsage refuses it
-		}
-	}
-	c.keys = append(c.keys, limit.UsageKey(u.Domain, u.Stream))
-	reply, err := s.do(ctx, c)
-	if err != nil {
-		return nil, fmt.Errorf("redis: charge: %w", err)
-	}
-	n, err := integers(reply)
-	if err != nil || len(n) != len(u.Checks) {
-		return nil, fmt.Errorf("redis: charge: unexpected reply %v", reply)
-	}
-	charged := make([]bool, len(n))
-	for i := range n {
-		charged[i] = n[i] == 1
-	}
-	return charged, nil
 }
 
 // Renew implements [store.Store].

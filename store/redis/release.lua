@@ -1,9 +1,10 @@
 #!lua flags=allow-oom
 -- release.lua ends a lease: the first release of a live lease frees the slots
--- that its record names, and no others.
+-- that its record names, and no others. Or it undoes a decision that nobody was told.
 --
--- KEYS  1  the lease's record; or what is known of the stream that holds it
---       2  the domain's index of leases
+-- KEYS  1     the lease's record; or what is known of the stream that holds it
+--       2     the domain's index of leases
+--       3..n  to undo: the states of the checks
 --       The sets of slots are taken from the record, and of a stream the record from
 --       what is known of it: they are in the same slot.
 -- ARGV  1  now, ms since the epoch; "" in production: Redis TIME
@@ -11,8 +12,15 @@
 --       3  "1" if the decision that would grant the lease may still be under way:
 --          a lease that is not there is then marked, so that it never will be, and a
 --          stream of which nothing is known gets a tombstone
---       4  "1" if the work ended before its upstream answered: slots may linger
+--       4  "e" if the work ended before its upstream answered: slots may linger; "u" to
+--          undo: hits are given back too, and a lease that its operation was told of
+--          again is kept
 --       5  by stream: what the names of the domain's records begin with
+--       then, to undo, 5 for each state:
+--         kind  b (token bucket) or w (window)
+--         hits  0 < hits < 2^53
+--         b:    capacity (tokens), scale (units a token), refill (units a ms)
+--         w:    length (ms), "0", "0"
 --
 -- Returns {1 released, 2 not held, 3 expired or 4 lingering; of a lease that was held
 -- also the ms that it was, and for each slot that is free now its key and the name of
@@ -20,64 +28,88 @@
 
 local TOMBSTONE_LIFE = 30000
 
-local record_key, token, early = KEYS[1], ARGV[2], ARGV[4] == '1'
+local record_key, token, early, undo = KEYS[1], ARGV[2], ARGV[4] == 'e', ARGV[4] == 'u'
 if token == '' then
-  local kind, _, holder = stream_at(redis.call('GET', KEYS[1]))
+  local kind, _, holder = known_at(KEYS[1])
   if not kind and ARGV[3] == '1' then know(KEYS[1], TOMBSTONE, now + TOMBSTONE_LIFE, '') end
   if kind ~= HOLDING then return {2} end
   record_key, token = ARGV[5] .. holder, holder
 end
 
-local packed = redis.call('GET', record_key)
-if not packed then
+local record, first, last = record_at(record_key)
+if not record then
   if ARGV[3] == '1' and ARGV[2] ~= '' then
-    -- A record of a lease that ended at the epoch: nothing finds it held.
-    redis.call('SET', record_key, cmsgpack.pack(WRITES, 0, 0, 0), 'PX', RECORD_SLACK)
+    -- A record that means nothing: nothing finds it held.
+    redis.call('SET', record_key, cmsgpack.pack(WRITES, 0, 0, 0, 0), 'PX', RECORD_SLACK)
   end
   return {2}
 end
--- format, life, granted, expiry, then key and limit's name of each slot. Behind them
--- comes something that is no text: 0, or 1 if the lease lingers, its stream, and the
--- linger of each slot.
-local record = {cmsgpack.unpack(packed)}
-check_format(record[1])
-local granted, expiry = record[3], record[4]
-local behind = 5
-while type(record[behind]) == 'string' do behind = behind + 2 end
-local stream = record[behind + 1]
+local granted, expiry, stream, operation = record[GRANTED], record[EXPIRY], record[STREAM], record[OPERATION]
+if record[STATE] == ENDED then return {2} end
+if early and record[STATE] == LINGERING and expiry > now then return {2} end -- told again
 
--- A key's presence proves nothing: compare times.
-if now >= expiry + RECORD_SLACK then return {2} end
-if early and record[behind] == 1 and expiry > now then return {2} end -- told again
+-- Read all that may be of a format that is not known before anything is written.
+local of_stream, of_operation, attempt = false, false, 0
+if stream ~= '' then
+  local kind, _, holder = known_at(stream)
+  of_stream = kind == HOLDING and holder == token
+end
+if operation ~= '' then
+  local kind, _, holder, _, latest, told = known_at(operation)
+  of_operation, attempt = kind == HOLDING and holder == token, latest
+  if of_operation and undo and told > 0 then return {2} end
+end
+local debits = {}
+if undo and expiry > now then
+  for i = 3, #KEYS do
+    local a = 6 + (i - 3) * 5
+    local hits, x, y, z = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
+    local packed = redis.call('GET', KEYS[i])
+    if ARGV[a] == 'b' then
+      debits[#debits + 1] = debit_bucket(KEYS[i], bucket_at(packed, x, y, z), x, y, z, -hits)
+    else
+      local state = window_at(packed, x)
+      if state.start == granted - fmod(granted, x) then debits[#debits + 1] = debit_window(KEYS[i], state, x, -hits) end
+    end
+  end
+end
 
--- The last that may be of a format that is not known: nothing is written before it.
-if holds(stream, token) then know(stream, ENDED, now + RECORD_SLACK, '') end
+if of_stream then know(stream, ENDED, now + outlives(record, first, last), token) end
+if of_operation then
+  if undo or attempt == 0 then redis.call('DEL', operation)
+  else know(operation, ENDED, now + RECORD_SLACK, '', '', attempt, 0) end
+end
 if expiry <= now then return {3} end
+debited(debits)
 
 local reply = {1, max(0, now - granted)}
-local rest, lingers, till = {WRITES, record[2], granted, 0}, {}, 0
-for i = 5, behind - 2, 2 do
-  local linger = early and tonumber(record[behind + 2 + (i - 5) / 2]) or 0
+local rest, till = {WRITES, record[2], granted, now, 0, ENDED, stream, '', 0}, 0
+for i = SLOTS + 1, first - 1, 3 do
+  local linger = early and record[i + 2] or 0
   if linger > 0 then
     redis.call('ZADD', record[i], now + linger, token)
     extend(record[i], linger + SLACK)
-    rest[#rest + 1], rest[#rest + 2] = record[i], record[i + 1]
-    lingers[#lingers + 1] = linger
+    local r = #rest
+    rest[r + 1], rest[r + 2], rest[r + 3] = record[i], record[i + 1], linger
+    rest[SLOTS] = rest[SLOTS] + 1
     till = max(till, now + linger)
   else
     redis.call('ZREM', record[i], token)
     reply[#reply + 1], reply[#reply + 2] = record[i], record[i + 1]
   end
 end
-if till == 0 then
+if till > 0 then
+  reply[1], rest[EXPIRY], rest[STATE] = 4, till, LINGERING
+  redis.call('ZADD', KEYS[2], till, token)
+  extend(KEYS[2], till - now + INDEX_SLACK)
+else
   redis.call('ZREM', KEYS[2], token)
-  redis.call('DEL', record_key)
-  return reply
 end
-reply[1], rest[4] = 4, till
-rest[#rest + 1], rest[#rest + 2] = 1, stream
-for _, ms in ipairs(lingers) do rest[#rest + 1] = ms end
-redis.call('SET', record_key, cmsgpack.pack(unpack(rest)), 'PX', till - now + RECORD_SLACK)
-redis.call('ZADD', KEYS[2], till, token)
-extend(KEYS[2], till - now + INDEX_SLACK)
+if undo or till == 0 and first > last then
+  redis.call('DEL', record_key)
+else
+  for i = first, last do rest[#rest + 1] = record[i] end
+  rest[UNTIL] = rest[EXPIRY] + outlives(record, first, last)
+  write_record(record_key, rest)
+end
 return reply

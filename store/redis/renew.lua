@@ -11,36 +11,38 @@
 --
 -- Returns the life of the lease from now on (ms), or 0: lost.
 
-local packed = redis.call('GET', KEYS[1])
-if not packed then return 0 end
--- The fields of release.lua; what a later version wrote behind them is kept.
-local record = {cmsgpack.unpack(packed)}
-check_format(record[1])
-local life, expiry = record[2], record[4]
-if expiry <= now then return 0 end
+local token = ARGV[2]
+local record, first, last = record_at(KEYS[1])
+if not record then return 0 end
+local life, expiry, state = record[2], record[EXPIRY], record[STATE]
+if expiry <= now or state == ENDED or state == LINGERING and ARGV[3] == '1' then return 0 end
 
 -- Somebody else may have got a slot that is not there any more, or has expired: one
 -- that lingers may do so before the lease.
-local last = 4 -- of the slots
-while type(record[last + 1]) == 'string' do
-  local till = tonumber(redis.call('ZSCORE', record[last + 1], ARGV[2]) or 0)
-  if till <= now then return 0 end
-  last = last + 2
+for i = SLOTS + 1, first - 1, 3 do
+  if tonumber(redis.call('ZSCORE', record[i], token) or 0) <= now then return 0 end
 end
-if ARGV[3] == '1' and record[last + 1] == 1 then return 0 end
-local stream = record[last + 2]
-local holding = holds(stream, ARGV[2])
+local known = {} -- by what the lease is known, and what else that says
+for i = STREAM, OPERATION do
+  if record[i] ~= '' then
+    local kind, _, holder, body, attempt, told = known_at(record[i])
+    if kind == HOLDING and holder == token then known[record[i]] = {token, body, attempt, told} end
+  end
+end
 
 -- Never shorter: time may have been set back since.
 record[1] = WRITES
-record[4] = max(expiry, now + life)
-life = record[4] - now
-for i = 5, last, 2 do
-  redis.call('ZADD', record[i], record[4], ARGV[2])
+record[EXPIRY] = max(expiry, now + life)
+record[UNTIL] = record[EXPIRY] + outlives(record, first, last)
+life = record[EXPIRY] - now
+for i = SLOTS + 1, first - 1, 3 do
+  redis.call('ZADD', record[i], record[EXPIRY], token)
   extend(record[i], life + SLACK)
 end
-redis.call('ZADD', KEYS[2], record[4], ARGV[2])
-extend(KEYS[2], life + INDEX_SLACK)
-if holding then know(stream, HOLDING, record[4] + RECORD_SLACK, ARGV[2]) end
-redis.call('SET', KEYS[1], cmsgpack.pack(unpack(record)), 'PX', life + RECORD_SLACK)
+if record[SLOTS] > 0 or first <= last then
+  redis.call('ZADD', KEYS[2], record[EXPIRY], token)
+  extend(KEYS[2], life + INDEX_SLACK)
+end
+for key, rest in pairs(known) do know(key, HOLDING, record[UNTIL], unpack(rest)) end
+write_record(KEYS[1], record)
 return life

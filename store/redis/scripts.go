@@ -14,24 +14,32 @@ var (
 	releaseSource string
 	//go:embed renew.lua
 	renewSource string
-	//go:embed charge.lua
-	chargeSource string
+	//go:embed debit.lua
+	debitSource string
+	//go:embed settle.lua
+	settleSource string
 	//go:embed inspect.lua
 	inspectSource string
 )
 
 // scripts are the Lua scripts of one version of weir. Versions that run side by
 // side share states: see docs/decisions/0007-state-formats.md.
-type scripts struct{ decide, release, renew, charge, inspect *script }
+type scripts struct{ decide, release, renew, settle, inspect *script }
 
 // current are the scripts as they are.
 var current = newScripts(func(source string) string { return source })
 
 // newScripts returns the scripts, each changed: tests make other versions so.
 func newScripts(change func(source string) string) scripts {
-	whole := func(source string) *script {
+	whole := func(source string, shared ...string) *script {
 		first, rest, _ := strings.Cut(source, "\n") // #!lua must be the first line
-		return newScript(change(first + "\n" + commonSource + rest))
+		return newScript(change(first + "\n" + commonSource + strings.Join(shared, "") + rest))
 	}
-	return scripts{decide: whole(decideSource), release: whole(releaseSource), renew: whole(renewSource), charge: whole(chargeSource), inspect: whole(inspectSource)}
+	return scripts{
+		decide:  whole(decideSource),
+		release: whole(releaseSource, debitSource),
+		renew:   whole(renewSource),
+		settle:  whole(settleSource, debitSource),
+		inspect: whole(inspectSource),
+	}
 }

@@ -121,7 +121,7 @@ func oneOf(t testing.TB, domain string, l ...limit.Limit) limit.Request {
 	for i, l := range l {
 		r.Checks = append(r.Checks, limit.Check{Name: "k", Limit: l, Hits: 1, Key: limit.Key(domain, l, []limit.Entry{{Key: "k", Value: fmt.Sprint(i)}})})
 	}
-	if limit.NeedsLease(r.Checks) {
+	if r.NeedsLease() {
 		r = withLease(r)
 	}
 	return r

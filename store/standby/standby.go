@@ -8,6 +8,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -83,17 +84,22 @@ var (
 
 // Decide decides r as a whole, without the store; reason says in a word why. A limit
 // that can never pass refuses in any mode: that needs no store. One whose share is
-// less than the hits is closed.
-func (s *Standby) Decide(r limit.Request, reason string) limit.Decision {
+// less than the hits is closed. An error is [store.ErrOtherRequest] or
+// [store.ErrLateAttempt].
+func (s *Standby) Decide(r limit.Request, reason string) (limit.Decision, error) {
 	asked := limit.Request{Domain: r.Domain, Checks: make([]limit.Check, len(r.Checks))}
 	modes := make([]limit.FailureMode, len(r.Checks))
 	for i, c := range r.Checks {
 		asked.Checks[i], modes[i] = s.standIn(c)
 	}
-	if limit.NeedsLease(asked.Checks) {
+	if asked.NeedsLease() {
 		asked.Lease, asked.Stream = limit.NewLocalLeaseID(r.Domain, s.process, random()), r.Stream
+		asked.Operation = r.Operation
 	}
 	d, err := s.local.Decide(context.Background(), asked)
+	if errors.Is(err, store.ErrOtherRequest) || errors.Is(err, store.ErrLateAttempt) {
+		return limit.Decision{}, fmt.Errorf("standby: %w", err)
+	}
 	if err != nil { // a request that breaks the store's contract; standIn makes none
 		panic(fmt.Sprintf("standby: %v", err))
 	}
@@ -123,7 +129,7 @@ func (s *Standby) Decide(r limit.Request, reason string) limit.Decision {
 	if d.Bypass != limit.DefaultMode {
 		d.BypassReason = reason
 	}
-	return d
+	return d, nil
 }
 
 // standIn is the check that decides c here, and the mode by which it does so:
@@ -200,6 +206,48 @@ func (s *Standby) Release(e limit.Ending) (r limit.Release, mine bool, err error
 		r, err = s.local.Release(context.Background(), e)
 		return r, local, err
 	}
+}
+
+// Settle settles what was reserved here, and returns the rest, for the store: what is
+// NotReserved, in order. What follows a lease of the store's is settled here too.
+func (s *Standby) Settle(u limit.Usage) (all []limit.Settlement, rest limit.Usage, err error) {
+	process, local := u.Lease.Local()
+	if local && process != s.process {
+		return nil, u, errElsewhere
+	}
+	here := u
+	here.Reserved = true // what was not reserved is the store's to charge
+	all, err = s.local.Settle(context.Background(), here)
+	if err != nil {
+		return nil, u, fmt.Errorf("standby: %w", err)
+	}
+	if u.Lease != "" && !local {
+		for i := range all {
+			all[i] = limit.Settlement{Result: limit.NotReserved}
+		}
+		return all, u, nil
+	}
+	rest = u
+	rest.Checks, rest.Limits, rest.Lease = nil, nil, ""
+	for i, c := range u.Checks {
+		if all[i].Result == limit.NotReserved {
+			rest.Checks = append(rest.Checks, c)
+		}
+	}
+	return all, rest, nil
+}
+
+// FollowUsage takes from the shares, or gives back to them, what the store has settled of
+// u. What a lease has reserved is settled by Settle.
+func (s *Standby) FollowUsage(u limit.Usage, settled []limit.Settlement) {
+	var now []limit.Check
+	for i, c := range u.Checks {
+		if r := settled[i]; r.Difference != 0 && (r.Result == limit.Charged || u.Lease == "") {
+			c.Hits, c.Reserve = r.Difference, 0
+			now = append(now, c)
+		}
+	}
+	s.Follow(u.Domain, now, "")
 }
 
 // Renew extends what was granted here, and says whether the lease is. If it is not,

@@ -14,6 +14,15 @@ import (
 )
 
 // check is one of a limit, with a key of its own for each name.
+func decide(t *testing.T, s *standby.Standby, r limit.Request, reason string) limit.Decision {
+	t.Helper()
+	d, err := s.Decide(r, reason)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
 func check(name string, l limit.Limit, mode limit.FailureMode) limit.Check {
 	return limit.Check{Key: "weir:{d}:" + name, Name: name, Limit: l, Hits: 1, FailureMode: mode}
 }
@@ -90,7 +99,7 @@ func TestEachLimitIsDecidedByItsMode(t *testing.T) {
 		{"quotas that are all closed", open, []limit.Check{quota(check("a", one, closed), 1), quota(check("b", one, closed), 2)}, "refused closed false/closed false/closed"},
 	} {
 		s := standby.New(standby.Options{Mode: test.mode, Now: storetest.NewClock().Now})
-		d := s.Decide(request(test.checks...), "store_timeout")
+		d := decide(t, s, request(test.checks...), "store_timeout")
 		if got := told(d); got != test.want {
 			t.Errorf("%s: %s, want %s", test.name, got, test.want)
 		}
@@ -115,7 +124,7 @@ func TestARefusalHereTakesNothing(t *testing.T) {
 		{[]limit.Check{a}, false},
 		{[]limit.Check{lane}, false},
 	} {
-		if d := s.Decide(request(step.checks...), "x"); d.Admitted != step.admitted {
+		if d := decide(t, s, request(step.checks...), "x"); d.Admitted != step.admitted {
 			t.Errorf("step %d: %s, want admitted %t", i, told(d), step.admitted)
 		}
 	}
@@ -129,7 +138,7 @@ func TestTheSharesOfAllReplicasAreNeverMoreThanTheLimit(t *testing.T) {
 			for range replicas {
 				s := standby.New(standby.Options{Mode: limit.ModeLocal, Replicas: replicas, Now: storetest.NewClock().Now})
 				for range 2 * n {
-					if s.Decide(request(check("a", l, limit.DefaultMode)), "x").Admitted {
+					if decide(t, s, request(check("a", l, limit.DefaultMode)), "x").Admitted {
 						total++
 					}
 				}
@@ -146,7 +155,7 @@ func TestAFractionIsOfTheLimit(t *testing.T) {
 	c := check("a", hourly(100), limit.ModeLocal)
 	c.Fraction = limit.Whole / 5
 	got := 0
-	for s.Decide(request(c), "x").Admitted {
+	for decide(t, s, request(c), "x").Admitted {
 		got++
 	}
 	if got != 10 {
@@ -161,7 +170,7 @@ func TestSharesFollowWhatTheStoreAdmits(t *testing.T) {
 	s := standby.New(standby.Options{Mode: limit.ModeLocal, Replicas: 2, Now: clock.Now})
 	tokens, window, lane := check("a", bucket(t, 10, 1, time.Second), limit.DefaultMode), check("b", hourly(10), limit.DefaultMode), check("c", slots(4), limit.DefaultMode)
 	admits := func(c limit.Check) (n int) {
-		for s.Decide(request(c), "x").Admitted {
+		for decide(t, s, request(c), "x").Admitted {
 			n++
 		}
 		return n
@@ -197,7 +206,7 @@ func TestALeaseOfThisProcess(t *testing.T) {
 	o := standby.Options{Mode: limit.ModeLocal, Now: clock.Now}
 	s, other := standby.New(o), standby.New(o)
 	lane := check("lane", slots(1), limit.DefaultMode)
-	d := s.Decide(request(lane), "x")
+	d := decide(t, s, request(lane), "x")
 	if _, local := d.Lease.Local(); !local || d.TTL != time.Minute {
 		t.Fatalf("the lease is %q for %v, want one of a process for a minute", d.Lease, d.TTL)
 	}
@@ -223,7 +232,7 @@ func TestALeaseOfThisProcess(t *testing.T) {
 	// By its stream, which is the store's affair unless it holds something here.
 	named := request(lane)
 	named.Stream = "named"
-	if d = s.Decide(named, "x"); !d.Admitted {
+	if d = decide(t, s, named, "x"); !d.Admitted {
 		t.Fatal("the slot is not free")
 	}
 	byStream := limit.Ending{Domain: "d", Stream: "named", Tombstone: true}
@@ -238,7 +247,7 @@ func TestALeaseOfThisProcess(t *testing.T) {
 		t.Errorf("Release by a stream that is not known = %t, %v, want that the store is asked", mine, err)
 	}
 	named.Stream = "unknown"
-	if d = s.Decide(named, "x"); !d.Admitted {
+	if d = decide(t, s, named, "x"); !d.Admitted {
 		t.Error("a tombstone was left here: they are the store's")
 	}
 	clock.Advance(time.Minute)
@@ -255,10 +264,10 @@ func TestWhatCanNeverPassDoesNotRefillAShare(t *testing.T) {
 	c := check("a", bucket(t, 10, 10, time.Second), limit.DefaultMode)
 	admitted := 0
 	for range 20 {
-		if s.Decide(request(c), "x").Admitted {
+		if decide(t, s, request(c), "x").Admitted {
 			admitted++
 		}
-		if d := s.Decide(request(hits(c, 11)), "x"); d.Admitted {
+		if d := decide(t, s, request(hits(c, 11)), "x"); d.Admitted {
 			t.Fatal("a cost above the capacity is admitted")
 		}
 		clock.Advance(100 * time.Millisecond)
@@ -279,7 +288,7 @@ func TestFollowingHasABound(t *testing.T) {
 		t.Errorf("%d of 10 were not followed, want 7", got)
 	}
 	for i := range 10 {
-		if got, want := s.Decide(request(check(fmt.Sprint(i), hourly(1), limit.DefaultMode)), "x").Admitted, i >= 3; got != want {
+		if got, want := decide(t, s, request(check(fmt.Sprint(i), hourly(1), limit.DefaultMode)), "x").Admitted, i >= 3; got != want {
 			t.Errorf("subject %d of 10: admitted %t, want %t", i, got, want)
 		}
 	}

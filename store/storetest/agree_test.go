@@ -1,6 +1,7 @@
 package storetest_test
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -60,6 +61,7 @@ type program struct {
 
 	policies int // how often the limits have changed
 	leases   []limit.LeaseID
+	granted  []limit.Request
 	slots    bool // leases exist: time goes forward only, since it cleans them
 }
 
@@ -69,7 +71,7 @@ func pick[T any](p *program, from ...T) T { return from[p.next(len(from))] }
 
 func (p *program) step(t *testing.T) {
 	ctx := storetest.Context(t)
-	switch p.next(11) {
+	switch p.next(13) {
 	case 0:
 		by := pick(p, 1, 3, 250, 999, 1000, 7001, 60_000, 3_600_000, 86_400_000, 40*86_400_000, -2, -5000)
 		if by < 0 && p.slots {
@@ -93,19 +95,40 @@ func (p *program) step(t *testing.T) {
 				t.Fatalf("%s: Release(%+v) = %v, %v, want %v", name, e, got, err, want)
 			}
 		}
-	case 5:
-		u := limit.Usage{Domain: p.domain, Stream: p.stream()}
+	case 11:
+		if len(p.granted) == 0 {
+			return
+		}
+		r := p.granted[p.next(len(p.granted))]
+		want, _ := p.model.Undo(ctx, r)
+		for name, s := range p.stores {
+			got, err := s.Undo(ctx, r)
+			if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Fatalf("%s: Undo(%+v) = %v, %v, want %v", name, r, got, err, want)
+			}
+		}
+	case 5, 12:
+		u := limit.Usage{Domain: p.domain, Stream: p.stream(), Reserved: p.next(4) == 0}
+		if p.next(2) == 0 && len(p.leases) > 0 {
+			u.Lease = p.leases[p.next(len(p.leases))]
+			if p.next(2) == 0 {
+				u.Stream = ""
+			}
+			for range p.next(3) {
+				u.Limits = append(u.Limits, limit.Used{Limit: pick(p, "", "n", "m"), Hits: pick[int64](p, 0, 1, 3, 5, 50, limit.MaxExact)})
+			}
+		}
 		for _, c := range p.request().Checks {
 			if _, ok := c.Limit.(limit.Concurrency); !ok {
 				u.Checks = append(u.Checks, c)
 			}
 		}
 		p.slots = true
-		want, _ := p.model.Charge(ctx, u)
+		want, _ := p.model.Settle(ctx, u)
 		for name, s := range p.stores {
-			got, err := s.Charge(ctx, u)
+			got, err := s.Settle(ctx, u)
 			if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
-				t.Fatalf("%s: Charge(%+v) = %v, %v, want %v", name, u, got, err, want)
+				t.Fatalf("%s: Settle(%+v) = %v, %v, want %v", name, u, got, err, want)
 			}
 		}
 	case 3:
@@ -131,13 +154,25 @@ func (p *program) step(t *testing.T) {
 		}
 	default:
 		r := p.request()
-		d, _ := p.model.Decide(ctx, r)
+		d, wrong := p.model.Decide(ctx, r)
 		d.Expired = 0 // a report for metrics, that may be lost when a domain is idle for an hour
-		want := storetest.Sentence(r.Checks, d, "L")
+		if d.Lease == r.Lease && r.Lease != "" {
+			p.granted = append(p.granted, r)
+		}
+		want := ""
+		if wrong == nil {
+			want = storetest.Sentence(r.Checks, d, "L")
+		}
 		for name, s := range p.stores {
 			d, err := s.Decide(ctx, r)
-			if err != nil {
-				t.Fatalf("%s: Decide: %v", name, err)
+			if wrong != nil && errors.Is(err, wrong) {
+				continue
+			}
+			if err != nil || wrong != nil {
+				t.Fatalf("%s: Decide(%+v): %v, want %v", name, r, err, wrong)
+			}
+			if d.Replayed != (d.Lease != r.Lease && d.Lease != "") {
+				t.Fatalf("%s: Decide = %+v for the lease %s", name, d, r.Lease)
 			}
 			d.Expired = 0
 			if got := storetest.Sentence(r.Checks, d, "L"); got != want {
@@ -158,7 +193,7 @@ func (p *program) request() limit.Request {
 	r := limit.Request{Domain: p.domain}
 	for i := range 1 + p.next(4) {
 		subject := []limit.Entry{{Key: "k", Value: pick(p, "a", "b", "c")}}
-		c := limit.Check{Name: "n", Hits: pick[int64](p, 1, 1, 1, 0, 2, 3, 7, 11, -1, -4, limit.MaxExact, -limit.MaxExact)}
+		c := limit.Check{Name: pick(p, "n", "m"), Hits: pick[int64](p, 1, 1, 1, 0, 2, 3, 7, 11, -1, -4, limit.MaxExact, -limit.MaxExact)}
 		c.Class = pick(p, limit.Lane, limit.Lane, limit.Pool)
 		switch p.next(6) {
 		case 0:
@@ -187,16 +222,23 @@ func (p *program) request() limit.Request {
 				c.Quota = 0
 			}
 		}
+		if _, slot := c.Limit.(limit.Concurrency); !slot {
+			c.Reserve = pick(p, 0, 0, 3*time.Second, 2*time.Minute)
+		}
 		c.Key = limit.Key(p.domain, c.Limit, subject)
 		if !sameState(r.Checks, c) {
 			r.Checks = append(r.Checks, c)
 		}
 	}
-	if limit.NeedsLease(r.Checks) {
+	if p.next(4) == 0 {
+		r.Operation = limit.Operation{ID: pick(p, "o1", "o2"), Attempt: uint32(p.next(3))}
+		r.Operation.Body[0] = byte(p.next(5) / 4)
+	}
+	if r.NeedsLease() {
 		p.slots = true
 		r.Lease = storetest.TestLease(p.domain, uint64(len(p.leases)+1))
 		p.leases = append(p.leases, r.Lease)
-		if p.next(2) == 0 {
+		if p.next(2) == 0 && r.Operation.ID == "" {
 			r.Stream = p.stream()
 		}
 	}

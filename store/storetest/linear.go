@@ -29,8 +29,8 @@ type Linear interface {
 
 // Outcome is what a client was told.
 type Outcome struct {
-	// Unknown: it took effect or not, now or later. If it was a Take, the lease is given
-	// back, now or later.
+	// Unknown: it took effect or not, now or later. If it was a Take, it is undone, now or
+	// later.
 	Unknown   bool
 	OK        bool // admitted, released, renewed
 	Remaining int  // tokens that were left, of a Take
@@ -50,6 +50,7 @@ const (
 	take kind = iota
 	release
 	renew
+	undo
 )
 
 // world is the state of the sequential model.
@@ -66,6 +67,12 @@ func (w world) step(op operation) (world, Outcome) {
 		w.slots &^= bit
 		return w, Outcome{OK: held}
 	case renew:
+		return w, Outcome{OK: held}
+	case undo:
+		if held {
+			w.slots &^= bit
+			w.tokens += op.hits
+		}
 		return w, Outcome{OK: held}
 	case take:
 	}
@@ -148,7 +155,7 @@ func (h *History) Client(n, steps int, asked Linear) {
 		h.add(n, op, call, o)
 		switch {
 		case o.Unknown:
-			h.add(n, operation{kind: release, lease: op.lease}, call, o) // it is given back
+			h.add(n, operation{kind: undo, lease: op.lease, hits: op.hits}, call, o)
 		case o.OK:
 			held = append(held, op.lease)
 		}

@@ -21,6 +21,7 @@ type Model struct {
 	leases  []*modelLease
 	streams map[string]*modelStream // by domain and stream
 	used    map[string]int64        // when the usage of a stream was charged to a limit
+	asked   map[string]*modelOperation
 }
 
 var _ store.Store = (*Model)(nil)
@@ -42,6 +43,50 @@ type modelLease struct {
 	released        bool
 	reaped          bool // reported as expired
 	lingers         bool
+	forgotten       bool // undone, or nobody asks for it any more
+	reserved        []*modelReservation
+	settledAt       int64 // when the last of them was settled
+	operation       *modelOperation
+}
+
+type modelReservation struct {
+	key, name string
+	hits      int64
+	settled   bool
+	limit     limit.Limit
+	start     int64 // of a window
+}
+
+// outlives is how long l is known after it has ended.
+func (l *modelLease) outlives() int64 {
+	for _, r := range l.reserved {
+		if !r.settled {
+			return 3_600_000
+		}
+	}
+	return 60_000
+}
+
+// until is when nobody knows l any more.
+func (l *modelLease) until() int64 {
+	if n := l.outlives(); n > 60_000 {
+		return l.expiry + n
+	}
+	return max(l.expiry, l.settledAt) + 60_000
+}
+
+// known reports whether the record of l means something.
+func (l *modelLease) known(now int64) bool { return !l.forgotten && now < l.until() }
+
+// modelOperation is S17.
+type modelOperation struct {
+	name    string
+	lease   *modelLease
+	body    [16]byte
+	attempt uint32
+	retold  bool
+	endedAt int64 // of its lease, by a release
+	ended   bool
 }
 
 type modelSlot struct {
@@ -59,7 +104,7 @@ type modelStream struct {
 
 // NewModel returns an empty model. It is not safe for concurrent use.
 func NewModel(now func() int64) *Model {
-	return &Model{now: now, buckets: make(map[string]*modelBucket), windows: make(map[string]*modelWindow), streams: make(map[string]*modelStream), used: make(map[string]int64)}
+	return &Model{now: now, buckets: make(map[string]*modelBucket), windows: make(map[string]*modelWindow), streams: make(map[string]*modelStream), used: make(map[string]int64), asked: make(map[string]*modelOperation)}
 }
 
 func integer(n int64) *big.Rat { return new(big.Rat).SetInt64(n) }
@@ -194,11 +239,34 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 		delete(m.streams, r.Domain+"|"+r.Stream)
 	}
 
+	// S17.
+	asked := m.asked[r.Domain+"|"+r.Operation.ID]
+	if r.Operation.ID != "" && asked != nil {
+		switch l := asked.lease; {
+		case asked.ended && now < asked.endedAt+60_000 && r.Operation.Attempt > 0 && r.Operation.Attempt <= asked.attempt:
+			return limit.Decision{}, store.ErrLateAttempt
+		case !asked.ended && !l.released && !l.lingers && now < l.expiry:
+			if asked.body != r.Operation.Body {
+				return limit.Decision{}, store.ErrOtherRequest
+			}
+			asked.attempt, asked.retold = max(asked.attempt, r.Operation.Attempt), true
+			d.Admitted, d.Replayed, d.Lease, d.TTL = true, true, l.id, limit.Millis(l.expiry-now)
+			for i := range d.Results {
+				d.Results[i].Passed = true
+			}
+		}
+	}
+
 	// Charge.
-	charged := map[string]bool{}
+	charged, reserved := map[string]bool{}, map[string]bool{}
 	held := &modelLease{id: r.Lease, domain: r.Domain, granted: now}
+	live := func(d time.Duration) {
+		if held.life == 0 || d.Milliseconds() < held.life {
+			held.life = d.Milliseconds()
+		}
+	}
 	for i, c := range r.Checks {
-		pays := d.Admitted && d.Results[i].Passed
+		pays := d.Admitted && !d.Replayed && d.Results[i].Passed
 		switch l := c.Limit.(type) {
 		case limit.TokenBucket:
 			b := m.bucket(c.Key, l, now)
@@ -218,13 +286,27 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 		case limit.Concurrency:
 			if pays && c.Hits >= 0 {
 				held.slots = append(held.slots, &modelSlot{key: c.Key, name: c.Name, linger: l.Linger.Milliseconds()})
-				if life := l.Lease.Milliseconds(); held.life == 0 || life < held.life {
-					held.life = life
-				}
+				live(l.Lease)
 			}
 		}
+		if pays && d.Admitted && c.Reserve > 0 && c.Hits >= 0 && !reserved[c.Key] { // S16
+			reserved[c.Key] = true
+			live(c.Reserve)
+			one := &modelReservation{key: c.Key, name: c.Name, hits: c.Hits, limit: c.Limit}
+			if w, ok := c.Limit.(limit.Window); ok {
+				one.start = m.window(c.Key, w, now).start
+			}
+			held.reserved = append(held.reserved, one)
+		}
 	}
-	if len(held.slots) > 0 {
+	if r.Operation.ID != "" && d.Admitted && !d.Replayed {
+		if held.life == 0 {
+			live(time.Minute)
+		}
+		held.operation = &modelOperation{name: r.Domain + "|" + r.Operation.ID, lease: held, body: r.Operation.Body, attempt: r.Operation.Attempt}
+		m.asked[held.operation.name] = held.operation
+	}
+	if held.life > 0 {
 		held.expire(now + held.life)
 		m.leases = append(m.leases, held)
 		d.Lease, d.TTL = r.Lease, limit.Millis(held.life)
@@ -232,11 +314,11 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 	if r.Stream != "" && !d.StreamEnded {
 		switch {
 		case stream != nil && d.Lease != "":
-			*stream = modelStream{ambiguous: true, until: max(stream.until, held.expiry+60_000)}
+			*stream = modelStream{ambiguous: true, until: max(stream.until, held.until())}
 		case stream != nil:
 			*stream = modelStream{ambiguous: true, until: stream.until}
 		case d.Lease != "":
-			m.streams[r.Domain+"|"+r.Stream] = &modelStream{lease: held, until: held.expiry + 60_000}
+			m.streams[r.Domain+"|"+r.Stream] = &modelStream{lease: held, until: held.until()}
 		}
 	}
 
@@ -271,7 +353,7 @@ func (m *Model) tell(c limit.Check, r *limit.Result, now int64) {
 // reap counts, once each and at most 64 a call, the leases that have expired.
 func (m *Model) reap(domain string, now int64) (n int64) {
 	for _, l := range m.leases {
-		if n < 64 && l.domain == domain && !l.released && !l.reaped && l.expiry <= now {
+		if n < 64 && l.domain == domain && len(l.slots)+len(l.reserved) > 0 && !l.released && !l.reaped && l.expiry <= now {
 			l.reaped = true
 			n++
 		}
@@ -313,20 +395,23 @@ func (m *Model) Release(_ context.Context, e limit.Ending) (limit.Release, error
 		if s == nil && e.Tombstone {
 			m.streams[e.Domain+"|"+e.Stream] = &modelStream{tombstone: true, until: now + 30_000}
 		}
-		if s != nil {
+		if s != nil && !s.ended {
 			l = s.lease
 		}
 	}
-	if l == nil || l.released || now >= l.expiry+60_000 {
+	if l == nil || l.released || !l.known(now) {
 		return limit.Release{Result: limit.NotHeld}, nil
 	}
 	if now < l.expiry && l.lingers && e.Early {
 		return limit.Release{Result: limit.NotHeld}, nil
 	}
 	for _, s := range m.streams {
-		if s.lease == l && now < s.until {
-			*s = modelStream{ended: true, until: now + 60_000}
+		if s.lease == l && !s.ended && now < s.until {
+			*s = modelStream{ended: true, lease: l, until: now + l.outlives()}
 		}
+	}
+	if o := l.operation; o != nil && m.asked[o.name] == o {
+		o.ended, o.endedAt = true, now
 	}
 	if now >= l.expiry {
 		return limit.Release{Result: limit.Expired}, nil
@@ -342,7 +427,8 @@ func (m *Model) Release(_ context.Context, e limit.Ending) (limit.Release, error
 		}
 	}
 	if len(lingering) == 0 {
-		l.released = true
+		l.released, l.expiry = true, now
+		l.forgotten = len(l.reserved) == 0
 		return r, nil
 	}
 	r.Result = limit.Lingering
@@ -366,40 +452,11 @@ func (m *Model) Renew(_ context.Context, e limit.Extension) (limit.Renewal, erro
 	}
 	l.expire(max(l.expiry, now+l.life))
 	for _, s := range m.streams {
-		if s.lease == l && now < s.until {
-			s.until = l.expiry + 60_000
+		if s.lease == l && !s.ended && now < s.until {
+			s.until = l.until()
 		}
 	}
 	return limit.Renewal{Renewed: true, TTL: limit.Millis(l.expiry - now)}, nil
-}
-
-// Charge implements [store.Store].
-func (m *Model) Charge(_ context.Context, u limit.Usage) ([]bool, error) {
-	now := m.now()
-	stream := u.Domain + "|" + u.Stream + "|"
-	charged := make([]bool, len(u.Checks))
-	for i, c := range u.Checks {
-		if at, done := m.used[stream+c.Key]; done && now < at+600_000 {
-			continue
-		}
-		charged[i] = true
-		switch l := c.Limit.(type) {
-		case limit.TokenBucket:
-			b := m.bucket(c.Key, l, now)
-			b.tokens = smaller(new(big.Rat).Sub(b.tokens, integer(c.Hits)), integer(l.Capacity))
-			if d := deepest(l); b.tokens.Cmp(d) < 0 {
-				b.tokens = d
-			}
-			m.buckets[c.Key] = b
-		case limit.Window:
-			w := m.window(c.Key, l, now)
-			w.count = min(limit.MaxExact, max(0, w.count+c.Hits))
-			m.windows[c.Key] = &w
-		case limit.Concurrency:
-		}
-		m.used[stream+c.Key] = now
-	}
-	return charged, nil
 }
 
 // Inspect implements [store.Store]. Waits are not computed, but looked for.
@@ -466,7 +523,7 @@ func first(is func(n int64) bool) int64 {
 // Held implements [store.Store].
 func (m *Model) Held(_ context.Context, domain string) (n int64, _ error) {
 	for _, l := range m.leases {
-		if l.domain == domain && !l.released && l.expiry > m.now() {
+		if l.domain == domain && len(l.slots)+len(l.reserved) > 0 && !l.released && l.expiry > m.now() {
 			n++
 		}
 	}

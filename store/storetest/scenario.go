@@ -3,7 +3,9 @@
 package storetest
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -58,6 +60,7 @@ type Open func(t *testing.T, now func() int64) Fixture
 //	  account=alice;hits=5;neg;limit=3/hour   a cost, a refund, an override
 //	  account=alice | hits=5 as=A             the request's hits; a name for its lease
 //	  50x account=alice                       the same 50 times, in one line
+//	  account=alice | op=O1 attempt=2         an attempt of an operation
 //	race              like take, with the repeats of a line at the same time
 //	  account=alice | stream=s1               a request of a stream
 //	renew             one lease a line, by its name or its id
@@ -66,7 +69,12 @@ type Open func(t *testing.T, now func() int64) Fixture
 //	  stream=s1                               what the stream holds; leaves a tombstone
 //	  stream=s1 seen                          without a tombstone
 //	  A early                                 ended before its upstream answered
-//	charge            one request a line: account=alice;hits=5 | stream=s1
+//	undo              what a take of this line, which was granted a lease, has taken:
+//	  account=alice | as=A
+//	settle            what was used in truth, one a line
+//	  account=alice;hits=5 | stream=s1        by the stream, and the descriptors
+//	  account=alice;hits=5 | lease=A          by the lease
+//	  A account=5                             by the lease, and the limit's name; *=5 for all
 //	inspect           how the limits of a descriptor stand: one a line
 //	held              how many leases are live
 //	advance 1.5s      moves the clock; -3s moves it back
@@ -113,7 +121,7 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			d.Fatalf(t, "%v", err)
 		}
 		return strconv.FormatInt(n, 10) + "\n"
-	case "take", "race", "release", "renew", "inspect", "charge":
+	case "take", "race", "release", "renew", "inspect", "settle", "undo":
 	default:
 		d.Fatalf(t, "unknown command %q", d.Cmd)
 	}
@@ -131,8 +139,10 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			text, err = s.release(t, line)
 		case "renew":
 			text, err = s.renew(t, line)
-		case "charge":
-			text, err = s.charge(t, line)
+		case "settle":
+			text, err = s.settle(t, line)
+		case "undo":
+			text, err = s.undo(t, line)
 		case "inspect":
 			text, err = s.inspect(t, line)
 		}
@@ -152,13 +162,13 @@ func (s *scenario) take(t *testing.T, line string, race bool) (string, error) {
 	}
 	m := s.policies.Match(ask.request)
 	if ask.times == 1 {
-		return s.once(t, m, ask.stream, ask.name, true)
+		return s.once(t, m, ask, true)
 	}
 	texts := make([]string, ask.times)
 	errs := make([]error, ask.times)
 	var group sync.WaitGroup
 	for i := range texts {
-		one := func() { texts[i], errs[i] = s.once(t, m, ask.stream, "", !race) }
+		one := func() { texts[i], errs[i] = s.once(t, m, ask, !race) }
 		if race {
 			group.Go(one)
 		} else {
@@ -183,9 +193,13 @@ func (s *scenario) take(t *testing.T, line string, race bool) (string, error) {
 	return text, nil
 }
 
-func (s *scenario) once(t *testing.T, m policy.Match, stream, name string, alone bool) (string, error) {
-	r := limit.Request{Domain: s.policies.Domains()[0], Checks: m.Checks}
-	if limit.NeedsLease(m.Checks) {
+func (s *scenario) once(t *testing.T, m policy.Match, ask ask, alone bool) (string, error) {
+	name, stream := ask.name, ask.stream
+	r := limit.Request{Domain: s.policies.Domains()[0], Checks: m.Checks, Operation: ask.operation}
+	if r.Operation.ID != "" {
+		r.Operation.Body = bodyOf(m.Checks)
+	}
+	if r.NeedsLease() {
 		s.mu.Lock()
 		s.granted++
 		n := s.granted
@@ -201,6 +215,9 @@ func (s *scenario) once(t *testing.T, m policy.Match, stream, name string, alone
 		before = s.Dump()
 	}
 	d, err := s.Store.Decide(t.Context(), r)
+	if text := conflict(err); text != "" {
+		return text, nil
+	}
 	if err != nil {
 		return "", err
 	}
@@ -209,7 +226,10 @@ func (s *scenario) once(t *testing.T, m policy.Match, stream, name string, alone
 			t.Errorf("a refusal changed the state from\n%s\nto\n%s", before, after)
 		}
 	}
-	if d.Lease != "" {
+	switch {
+	case d.Replayed:
+		name = s.leaseName(d.Lease.Token())
+	case d.Lease != "":
 		s.mu.Lock()
 		s.leases[name] = d.Lease
 		s.mu.Unlock()
@@ -238,38 +258,73 @@ func (s *scenario) release(t *testing.T, line string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	text := line + ": " + r.Result.String()
+	return line + ": " + released(r), nil
+}
+
+// released says what a release found.
+func released(r limit.Release) string {
+	text := r.Result.String()
 	if r.Result == limit.Released || r.Result == limit.Lingering {
 		text += fmt.Sprintf(", held %v", r.HeldFor)
 		for i, f := range r.Freed {
 			text += []string{" by ", ", "}[min(i, 1)] + f.Limit
 		}
 	}
-	return text, nil
+	return text
 }
 
-func (s *scenario) charge(t *testing.T, line string) (string, error) {
+// undo undoes the decision for the request of a line.
+func (s *scenario) undo(t *testing.T, line string) (string, error) {
 	ask, err := parseAsk(s.policies.Domains()[0], line)
 	if err != nil {
 		return "", err
 	}
-	u := limit.Usage{Domain: ask.request.Domain, Stream: ask.stream}
-	for _, c := range s.policies.Match(ask.request).Checks {
-		if _, ok := c.Limit.(limit.Concurrency); !ok {
-			u.Checks = append(u.Checks, c)
+	r, err := s.Store.Undo(t.Context(), limit.Request{
+		Domain: ask.request.Domain, Checks: s.policies.Match(ask.request).Checks, Lease: s.lease(ask.name),
+	})
+	return line + ": " + released(r), err
+}
+
+// settle settles or charges what a line says was used.
+func (s *scenario) settle(t *testing.T, line string) (string, error) {
+	u := limit.Usage{Domain: s.policies.Domains()[0]}
+	var names []string
+	if descriptors, _, ok := strings.Cut(line, "|"); ok {
+		ask, err := parseAsk(u.Domain, line)
+		if err != nil {
+			return "", err
+		}
+		u.Stream, u.Lease = ask.stream, s.lease(ask.lease)
+		for _, c := range s.policies.Match(ask.request).Checks {
+			if _, slot := c.Limit.(limit.Concurrency); !slot {
+				u.Checks = append(u.Checks, c)
+				names = append(names, c.Name)
+			}
+		}
+		line = strings.TrimSpace(descriptors)
+	} else {
+		words := strings.Fields(line)
+		u.Lease = s.lease(words[0])
+		for _, word := range words[1:] {
+			name, hits, _ := strings.Cut(word, "=")
+			n, err := strconv.ParseInt(hits, 10, 64)
+			if err != nil {
+				return "", err
+			}
+			u.Limits = append(u.Limits, limit.Used{Limit: strings.TrimPrefix(name, "*"), Hits: n})
+			names = append(names, name)
 		}
 	}
-	charged, err := s.Store.Charge(t.Context(), u)
+	all, err := s.Store.Settle(t.Context(), u)
 	if err != nil {
 		return "", err
 	}
-	var words []string
-	for i, c := range u.Checks {
-		word := c.Name + " charged"
-		if !charged[i] {
-			word = c.Name + " not again"
+	words := make([]string, len(all))
+	for i, one := range all {
+		words[i] = names[i] + " " + one.Result.String()
+		if one.Result == limit.Settled || one.Result == limit.Charged {
+			words[i] += fmt.Sprintf(" %+d", one.Difference)
 		}
-		words = append(words, word)
 	}
 	return line + ": " + strings.Join(words, ", "), nil
 }
@@ -363,12 +418,25 @@ func (s *scenario) leaseName(token string) string {
 	return token
 }
 
+// conflict says why an operation was not decided; "" if that is not it.
+func conflict(err error) string {
+	switch {
+	case errors.Is(err, store.ErrOtherRequest):
+		return "a conflict: the operation holds a lease for another request"
+	case errors.Is(err, store.ErrLateAttempt):
+		return "a conflict: the attempt is late"
+	}
+	return ""
+}
+
 // Sentence says a decision in one line. A full lane or pool is told to wait one
 // second: no store knows better.
 func Sentence(checks []limit.Check, d limit.Decision, lease string) string {
 	v := limit.Judge(checks, d, func(limit.Check) time.Duration { return time.Second })
 	var b strings.Builder
 	switch {
+	case d.Replayed:
+		b.WriteString("told again")
 	case v.Admitted:
 		b.WriteString("admitted")
 	case d.StreamEnded:
@@ -430,6 +498,16 @@ func TestLease(domain string, n uint64) limit.LeaseID {
 	return limit.NewLeaseID(domain, random)
 }
 
+// bodyOf tells requests with other checks or hits apart.
+func bodyOf(checks []limit.Check) (body [16]byte) {
+	sum := sha256.New()
+	for _, c := range checks {
+		_, _ = fmt.Fprintf(sum, "%s %d\n", c.Key, c.Hits)
+	}
+	copy(body[:], sum.Sum(nil))
+	return body
+}
+
 func hasChargeOver(checks []limit.Check) bool {
 	for _, c := range checks {
 		if w, ok := c.Limit.(limit.Window); ok && w.ChargeOver {
@@ -437,91 +515,4 @@ func hasChargeOver(checks []limit.Check) bool {
 		}
 	}
 	return false
-}
-
-// ask is a line of take.
-type ask struct {
-	request policy.Request
-	times   int
-	name    string // of its lease
-	stream  string
-}
-
-func parseAsk(domain, line string) (ask, error) {
-	a := ask{request: policy.Request{Domain: domain}, times: 1}
-	descriptors, options, _ := strings.Cut(line, "|")
-	for _, word := range strings.Fields(options) {
-		key, value, _ := strings.Cut(word, "=")
-		switch key {
-		case "as":
-			a.name = value
-		case "stream":
-			a.stream = value
-		case "hits":
-			n, err := strconv.ParseUint(value, 10, 64)
-			if err != nil {
-				return ask{}, err
-			}
-			a.request.Hits = n
-		default:
-			return ask{}, fmt.Errorf("unknown option %q", word)
-		}
-	}
-	for _, word := range strings.Fields(descriptors) {
-		if n, ok := strings.CutSuffix(word, "x"); ok && !strings.Contains(word, "=") {
-			times, err := strconv.Atoi(n)
-			if err != nil {
-				return ask{}, err
-			}
-			a.times = times
-			continue
-		}
-		d, err := parseDescriptor(word)
-		if err != nil {
-			return ask{}, err
-		}
-		a.request.Descriptors = append(a.request.Descriptors, d)
-	}
-	return a, nil
-}
-
-func parseDescriptor(word string) (policy.Descriptor, error) {
-	var d policy.Descriptor
-	entries, options, _ := strings.Cut(word, ";")
-	for _, entry := range strings.Split(entries, ",") {
-		key, value, _ := strings.Cut(entry, "=")
-		d.Entries = append(d.Entries, limit.Entry{Key: key, Value: value})
-	}
-	if options == "" {
-		return d, nil
-	}
-	for _, option := range strings.Split(options, ";") {
-		key, value, _ := strings.Cut(option, "=")
-		var err error
-		switch key {
-		case "hits":
-			d.HasHits = true
-			d.Hits, err = strconv.ParseUint(value, 10, 64)
-		case "neg":
-			d.Negative = true
-		case "limit":
-			d.Override, err = parseOverride(value)
-		default:
-			err = fmt.Errorf("unknown option %q", option)
-		}
-		if err != nil {
-			return policy.Descriptor{}, err
-		}
-	}
-	return d, nil
-}
-
-func parseOverride(text string) (*limit.Window, error) {
-	count, unit, _ := strings.Cut(text, "/")
-	n, err := strconv.ParseInt(count, 10, 64)
-	if err != nil {
-		return nil, err
-	}
-	w, err := limit.NewWindow(n, limit.ParseUnit(unit), 1)
-	return &w, err
 }

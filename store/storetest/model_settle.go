@@ -1,0 +1,145 @@
+package storetest
+
+import (
+	"context"
+	"math/big"
+
+	"weir/limit"
+)
+
+// Undo implements [store.Store].
+func (m *Model) Undo(ctx context.Context, r limit.Request) (limit.Release, error) {
+	l, now := m.find(r.Lease), m.now()
+	of := &modelOperation{}
+	if l != nil && l.operation != nil && m.asked[l.operation.name] == l.operation {
+		of = l.operation
+	}
+	if of.retold && !of.ended {
+		return limit.Release{Result: limit.NotHeld}, nil
+	}
+	released, err := m.Release(ctx, limit.Ending{Lease: r.Lease})
+	if released.Result != limit.NotHeld {
+		delete(m.asked, of.name)
+	}
+	if released.Result != limit.Released {
+		return released, err
+	}
+	l.forgotten = true
+	given := map[string]bool{}
+	for _, c := range r.Checks {
+		if c.Shadow || c.Quota != 0 || c.Hits <= 0 || given[c.Key] {
+			continue
+		}
+		given[c.Key] = true
+		if w, ok := c.Limit.(limit.Window); ok {
+			length := w.Length().Milliseconds()
+			if m.window(c.Key, w, now).start != l.granted/length*length {
+				continue
+			}
+		}
+		m.debit(c.Key, c.Limit, -c.Hits, now)
+	}
+	return released, err
+}
+
+// debit charges hits, whether or not that much is left.
+func (m *Model) debit(key string, l limit.Limit, hits, now int64) {
+	switch l := l.(type) {
+	case limit.TokenBucket:
+		b := m.bucket(key, l, now)
+		b.tokens = smaller(new(big.Rat).Sub(b.tokens, integer(hits)), integer(l.Capacity))
+		if d := deepest(l); b.tokens.Cmp(d) < 0 {
+			b.tokens = d
+		}
+		m.buckets[key] = b
+	case limit.Window:
+		w := m.window(key, l, now)
+		w.count = min(limit.MaxExact, max(0, w.count+hits))
+		m.windows[key] = &w
+	case limit.Concurrency:
+	}
+}
+
+// Settle implements [store.Store].
+func (m *Model) Settle(_ context.Context, u limit.Usage) ([]limit.Settlement, error) {
+	now := m.now()
+	var l *modelLease
+	asked := u.Lease != ""
+	if asked {
+		l = m.find(u.Lease)
+	} else if s := m.stream(u.Domain, u.Stream, now); s != nil && !s.tombstone {
+		l, asked = s.lease, true
+	}
+	if l != nil && !l.known(now) {
+		l = nil
+	}
+	settle := func(hits int64, meant func(r *modelReservation) bool) limit.Settlement {
+		all := limit.Settlement{Result: limit.NotReserved}
+		for _, r := range m.reservations(l) {
+			if meant(r) {
+				one := m.settleOne(l, r, hits, now)
+				all.Result, all.Difference = min(all.Result, one.Result), all.Difference+one.Difference
+			}
+		}
+		all.Difference = max(-limit.MaxExact, min(limit.MaxExact, all.Difference))
+		return all
+	}
+	var all []limit.Settlement
+	for _, c := range u.Checks {
+		one := settle(c.Hits, func(r *modelReservation) bool { return r.key == c.Key })
+		lost := c.Reserve > 0 && asked && l == nil
+		if one.Result == limit.NotReserved && u.Stream != "" && !u.Reserved && !lost {
+			mark := u.Domain + "|" + u.Stream + "|" + c.Key
+			if at, done := m.used[mark]; done && now < at+600_000 {
+				one = limit.Settlement{Result: limit.SettledBefore}
+			} else {
+				m.used[mark] = now
+				m.debit(c.Key, c.Limit, c.Hits, now)
+				one = limit.Settlement{Result: limit.Charged, Difference: c.Hits}
+			}
+		}
+		all = append(all, one)
+	}
+	for _, used := range u.Limits {
+		all = append(all, settle(used.Hits, func(r *modelReservation) bool { return used.Limit == "" || used.Limit == r.name }))
+	}
+	return all, nil
+}
+
+func (m *Model) reservations(l *modelLease) []*modelReservation {
+	if l == nil {
+		return nil
+	}
+	return l.reserved
+}
+
+// settleOne is S16 for one reservation.
+func (m *Model) settleOne(l *modelLease, r *modelReservation, hits, now int64) limit.Settlement {
+	if r.settled {
+		return limit.Settlement{Result: limit.SettledBefore}
+	}
+	if !l.released && !l.lingers && now >= l.expiry {
+		return limit.Settlement{Result: limit.Late}
+	}
+	under := r.limit
+	switch w := r.limit.(type) {
+	case limit.Window:
+		if m.window(r.key, w, now).start != r.start {
+			return limit.Settlement{Result: limit.Late}
+		}
+	case limit.TokenBucket:
+		if b := m.buckets[r.key]; b != nil {
+			under = b.limit // S18
+		}
+	case limit.Concurrency:
+	}
+	m.debitIf(hits != r.hits, r.key, under, hits-r.hits, now)
+	r.settled, l.settledAt = true, now
+	return limit.Settlement{Result: limit.Settled, Difference: hits - r.hits}
+}
+
+func (m *Model) debitIf(is bool, key string, l limit.Limit, hits, now int64) {
+	if is {
+		m.debit(key, l, hits, now)
+	}
+}
