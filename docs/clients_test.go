@@ -5,13 +5,19 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	weirv1 "weir/proto/weir/v1"
 	"weir/server/servertest"
@@ -37,6 +43,8 @@ descriptors:
   - key: account
     value: mallory
     rate_limit: {unit: day, requests_per_unit: 0}
+  - key: lines
+    rate_limit: {unit: year, requests_per_unit: 1000, reserve: 10m}
   - key: pool
     value: images
     concurrency: {max_in_flight: 200, lease: 2m}
@@ -47,14 +55,14 @@ descriptors:
 type program struct {
 	file        string // from the root of the repository
 	interpreter string // the variable that names it
-	renews      bool   // it holds its lease for as long as it works
+	lease       bool   // it speaks LeaseService alone: renews, repeats, settles
 }
 
 var programs = []program{
 	{file: "examples/python/ratelimit.py", interpreter: "WEIR_PYTHON"},
-	{file: "examples/python/lease.py", interpreter: "WEIR_PYTHON", renews: true},
+	{file: "examples/python/lease.py", interpreter: "WEIR_PYTHON", lease: true},
 	{file: "examples/node/ratelimit.mjs", interpreter: "WEIR_NODE"},
-	{file: "examples/node/lease.mjs", interpreter: "WEIR_NODE", renews: true},
+	{file: "examples/node/lease.mjs", interpreter: "WEIR_NODE", lease: true},
 }
 
 // each runs a test of every program that is chosen, in a folder that has all of
@@ -90,8 +98,8 @@ func each(t *testing.T, chosen func(program) bool, test func(t *testing.T, p pre
 	}
 }
 
-func all(program) bool      { return true }
-func renews(p program) bool { return p.renews }
+func all(program) bool     { return true }
+func lease(p program) bool { return p.lease }
 
 // A prepared program can be run.
 type prepared struct {
@@ -183,8 +191,13 @@ func startWeir(t *testing.T, flags ...string) weir {
 // held is the state of an account's lane.
 func (w weir) held(t *testing.T, account string) *weirv1.LimitState {
 	t.Helper()
+	return w.inspect(t, "account", account)
+}
+
+func (w weir) inspect(t *testing.T, key, value string) *weirv1.LimitState {
+	t.Helper()
 	r, err := w.leases.Inspect(storetest.Context(t), &weirv1.InspectRequest{
-		Domain: "inference", Entries: []*weirv1.Entry{{Key: "account", Value: account}},
+		Domain: "inference", Entries: []*weirv1.Entry{{Key: key, Value: value}},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -209,6 +222,7 @@ func (w weir) counts(t *testing.T, counter, want string) {
 }
 
 const (
+	granted  = `weir_leases_granted_total{domain="inference"}`
 	released = `weir_leases_released_total{domain="inference",result="RELEASED"}`
 	refused  = `weir_decisions_total{domain="inference",verdict="refused"}`
 )
@@ -218,13 +232,13 @@ func TestProgramsHoldASlotWhileTheyWork(t *testing.T) {
 		w := startWeir(t)
 		r := p.start(t, nil, w.GRPC, "alice", "cat")
 		w.holds(t, "alice")
-		if _, err := io.WriteString(r.stdin, "done"); err != nil {
+		if _, err := io.WriteString(r.stdin, "done\n"); err != nil {
 			t.Fatal(err)
 		}
 		if err := r.stdin.Close(); err != nil {
 			t.Fatal(err)
 		}
-		r.want(t, true, "done", "")
+		r.want(t, true, "done\n", "")
 		w.counts(t, released, "1")
 		if n := w.held(t, "alice").GetCount(); n != 0 {
 			t.Errorf("%d leases are left", n)
@@ -307,7 +321,7 @@ func TestProgramsEndThoughTheirReleaseFails(t *testing.T) {
 }
 
 func TestProgramsRenewTheirLeaseWhileTheyWork(t *testing.T) {
-	each(t, renews, func(t *testing.T, p prepared) {
+	each(t, lease, func(t *testing.T, p prepared) {
 		w := startWeir(t)
 		r := p.start(t, nil, w.GRPC, "bob", "cat")
 		w.holds(t, "bob")
@@ -330,7 +344,7 @@ func TestProgramsRenewTheirLeaseWhileTheyWork(t *testing.T) {
 }
 
 func TestProgramsStopTheWorkWhenTheirLeaseIsLost(t *testing.T) {
-	each(t, renews, func(t *testing.T, p prepared) {
+	each(t, lease, func(t *testing.T, p prepared) {
 		redis := storetest.StartRedis(t, storetest.AnyRedis(t))
 		w := startWeir(t, "--redis", redis.URL, "--store-timeout", "1s") // of a slow machine
 		r := p.start(t, nil, w.GRPC, "bob", "cat")
@@ -338,6 +352,81 @@ func TestProgramsStopTheWorkWhenTheirLeaseIsLost(t *testing.T) {
 		redis.Kill() // it keeps nothing
 		redis.Start(t)
 		r.want(t, false, "", "the lease is lost: stopping")
+	})
+}
+
+func TestProgramsAskAgainWhenTheAnswerIsLost(t *testing.T) {
+	each(t, lease, func(t *testing.T, p prepared) {
+		w := startWeir(t)
+		l := &lossy{weir: w.leases}
+		p.start(t, nil, l.serve(t), "alice", "echo", "done").want(t, true, "done\n", "no answer, UNAVAILABLE: asking again")
+		if !l.replayed.Load() {
+			t.Error("the second answer was no replay")
+		}
+		w.counts(t, granted, "1")
+		w.counts(t, released, "1")
+	})
+}
+
+// lossy is a weir whose first Acquire is decided, and its answer lost.
+type lossy struct {
+	weirv1.UnimplementedLeaseServiceServer
+	weir           weirv1.LeaseServiceClient
+	lost, replayed atomic.Bool
+}
+
+// serve returns where it listens, for as long as the test.
+func (l *lossy) serve(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer()
+	weirv1.RegisterLeaseServiceServer(s, l)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = s.Serve(listener) // until Stop
+	}()
+	t.Cleanup(func() {
+		s.Stop()
+		<-ended
+	})
+	return listener.Addr().String()
+}
+
+func (l *lossy) Acquire(ctx context.Context, m *weirv1.AcquireRequest) (*weirv1.AcquireResponse, error) {
+	r, err := l.weir.Acquire(ctx, m)
+	if !l.lost.Swap(true) {
+		return nil, status.Error(codes.Unavailable, "the answer is lost")
+	}
+	l.replayed.Store(r.GetReplayed())
+	return r, err
+}
+
+func (l *lossy) Release(ctx context.Context, m *weirv1.ReleaseRequest) (*weirv1.ReleaseResponse, error) {
+	return l.weir.Release(ctx, m)
+}
+
+func TestProgramsSettleWhatTheyUsed(t *testing.T) {
+	each(t, lease, func(t *testing.T, p prepared) {
+		w := startWeir(t)
+		r := p.start(t, nil, w.GRPC, "alice", "cat")
+		w.holds(t, "alice")
+		if n := w.inspect(t, "lines", "alice").GetCount(); n != 10 {
+			t.Errorf("%d are reserved, want 10", n)
+		}
+		if _, err := io.WriteString(r.stdin, "one\ntwo\n"); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.stdin.Close(); err != nil {
+			t.Fatal(err)
+		}
+		r.want(t, true, "one\ntwo\n", "")
+		if n := w.inspect(t, "lines", "alice").GetCount(); n != 2 {
+			t.Errorf("%d are charged, want 2", n)
+		}
 	})
 }
 
@@ -349,7 +438,7 @@ func TestThePageShowsTheProgramsAsTheyAre(t *testing.T) {
 		known := false
 		for _, p := range programs {
 			text := read(t, p.file)
-			shown[p.file] = shown[p.file] || found[1] == text || p.renews && strings.Contains(text, found[1])
+			shown[p.file] = shown[p.file] || found[1] == text || p.lease && strings.Contains(text, found[1])
 			known = known || strings.Contains(text, found[1])
 		}
 		if !known {

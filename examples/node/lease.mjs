@@ -3,7 +3,9 @@
 //     node lease.mjs HOST:PORT ACCOUNT COMMAND…
 
 import { spawn } from "node:child_process";
+import { randomUUID } from "node:crypto";
 import { once } from "node:events";
+import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
@@ -11,6 +13,7 @@ import protoLoader from "@grpc/proto-loader";
 const TIMEOUT = 1000 * (process.env.WEIR_TIMEOUT ?? 1); // ms, of each call
 const ATTEMPTS = 4;
 const PATIENCE = 30_000; // ms, over all attempts
+const ESTIMATE = 10; // lines that a command prints, which are what it costs
 const AWAY = [grpc.status.UNAVAILABLE, grpc.status.DEADLINE_EXCEEDED];
 
 let unchecked = 0; // how often work began without weir's word: a metric to alert on
@@ -43,21 +46,23 @@ function call(client, method, request) {
 }
 
 // Returns the lease, or null if there is nothing to release. Throws Refused.
-async function ask(leases, domain, descriptors) {
-  const request = {
-    domain,
-    descriptors: descriptors.map((entries) => ({
-      entries: Object.entries(entries).map(([key, value]) => ({ key, value })),
-    })),
-  };
+// Asks once more if there is no answer: what the operation took, it takes once.
+async function ask(leases, request) {
   let answer;
-  try {
-    answer = await call(leases, "Acquire", request);
-  } catch (error) {
-    if (!AWAY.includes(error.code)) throw error; // a mistake in the request or in the set-up
-    unchecked++;
-    console.error(`weir is away, ${grpc.status[error.code]}: unchecked ${unchecked}`);
-    return null;
+  for (const last of [false, true]) {
+    request.attempt++;
+    try {
+      answer = await call(leases, "Acquire", request);
+      break;
+    } catch (error) {
+      if (!AWAY.includes(error.code)) throw error; // a mistake in the request or in the set-up
+      if (last) {
+        unchecked++;
+        console.error(`weir is away, ${grpc.status[error.code]}: unchecked ${unchecked}`);
+        return null;
+      }
+      console.error(`no answer, ${grpc.status[error.code]}: asking again`);
+    }
   }
   if (!answer.admitted) throw new Refused(answer.verdict);
   return answer.lease;
@@ -96,13 +101,15 @@ async function keep(leases, lease, ended, lost) {
   }
 }
 
-// Gives the slots back. It has deadlines of its own, and never throws.
-async function release(leases, lease, outcome) {
+// Gives the slots back, and tells what was used. It has deadlines of its own, and never throws.
+async function release(leases, lease, outcome, used) {
+  const usage = [{ leaseId: lease.id, limits: [{ hits: used }] }]; // of each limit that reserved
   for (const pause of [0, 100, 500]) {
     await sleep(pause);
     try {
-      const answer = await call(leases, "Release", { leaseIds: [lease.id], outcome });
-      if (answer.results[0].status !== "RELEASE_STATUS_UNAVAILABLE") return;
+      const answer = await call(leases, "Release", { leaseIds: [lease.id], outcome, usage });
+      const settled = answer.usage[0].limits[0].status !== "SETTLEMENT_STATUS_UNAVAILABLE";
+      if (settled && answer.results[0].status !== "RELEASE_STATUS_UNAVAILABLE") return;
     } catch (error) {
       console.error(`release: ${grpc.status[error.code]}`);
     }
@@ -111,19 +118,34 @@ async function release(leases, lease, outcome) {
 }
 
 const [address, account, ...command] = process.argv.slice(2);
+const request = {
+  domain: "inference",
+  operationId: randomUUID(),
+  attempt: 0,
+  descriptors: [
+    { entries: [{ key: "account", value: account }] },
+    { entries: [{ key: "pool", value: "images" }] },
+    { entries: [{ key: "lines", value: account }], hits: ESTIMATE },
+  ],
+};
 const leases = new weir.v1.LeaseService(address, grpc.credentials.createInsecure()); // for the whole process
 try {
-  const lease = await askPatiently(leases, "inference", [{ account }, { pool: "images" }]);
+  const lease = await askPatiently(leases, request);
   const ended = new AbortController();
+  let used = 0;
   process.exitCode = 1;
   try {
-    const work = spawn(command[0], command.slice(1), { stdio: "inherit" }); // your work
+    const work = spawn(command[0], command.slice(1), { stdio: ["inherit", "pipe", "inherit"] }); // your work
     if (lease) keep(leases, lease, ended.signal, () => work.kill());
+    createInterface({ input: work.stdout }).on("line", (line) => {
+      console.log(line);
+      used++;
+    });
     const [status] = await once(work, "close");
     process.exitCode = status ?? 1; // null: a signal ended it
   } finally {
     ended.abort();
-    if (lease) await release(leases, lease, process.exitCode === 0 ? "ok" : "error");
+    if (lease) await release(leases, lease, process.exitCode === 0 ? "ok" : "error", used);
   }
 } catch (error) {
   if (!(error instanceof Refused)) throw error;

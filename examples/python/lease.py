@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 
 import grpc
 from weir.v1 import lease_pb2, lease_pb2_grpc
@@ -17,6 +18,7 @@ from weir.v1 import lease_pb2, lease_pb2_grpc
 TIMEOUT = float(os.environ.get("WEIR_TIMEOUT", "1"))  # seconds, of each call
 ATTEMPTS = 4
 PATIENCE = 30.0  # seconds, over all attempts
+ESTIMATE = 10  # lines that a command prints, which are what it costs
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 unchecked = 0  # how often work began without weir's word: a metric to alert on
@@ -31,22 +33,25 @@ class Refused(Exception):
         self.retry_after = verdict.retry_after.ToMilliseconds() / 1000 if verdict.retryable else None
 
 
-def ask(leases, domain, descriptors):
-    """Returns the lease, or None if there is nothing to release. Raises Refused."""
+def ask(leases, request):
+    """Returns the lease, or None if there is nothing to release. Raises Refused.
+
+    Asks once more if there is no answer: what the operation took, it takes once.
+    """
     global unchecked
-    request = lease_pb2.AcquireRequest(domain=domain)
-    for entries in descriptors:
-        descriptor = request.descriptors.add()
-        for key, value in entries.items():
-            descriptor.entries.add(key=key, value=value)
-    try:
-        answer = leases.Acquire(request, timeout=TIMEOUT)
-    except grpc.RpcError as error:
-        if error.code() not in AWAY:
-            raise  # a mistake in the request or in the set-up
-        unchecked += 1
-        logging.warning("weir is away, %s: unchecked %d", error.code().name, unchecked)
-        return None
+    for last in (False, True):
+        request.attempt += 1
+        try:
+            answer = leases.Acquire(request, timeout=TIMEOUT)
+            break
+        except grpc.RpcError as error:
+            if error.code() not in AWAY:
+                raise  # a mistake in the request or in the set-up
+            if last:
+                unchecked += 1
+                logging.warning("weir is away, %s: unchecked %d", error.code().name, unchecked)
+                return None
+            logging.info("no answer, %s: asking again", error.code().name)
     if not answer.admitted:
         raise Refused(answer.verdict)
     return answer.lease if answer.HasField("lease") else None
@@ -86,14 +91,16 @@ def keep(leases, lease, ended, lost):
             wait = result.renew_after
 
 
-def release(leases, lease, outcome):
-    """Gives the slots back. It has deadlines of its own, and never raises."""
+def release(leases, lease, outcome, used):
+    """Gives the slots back, and tells what was used. It has deadlines of its own, and never raises."""
     request = lease_pb2.ReleaseRequest(lease_ids=[lease.id], outcome=outcome)
+    request.usage.add(lease_id=lease.id).limits.add(hits=used)  # of each limit that reserved
     for pause in (0, 0.1, 0.5):
         time.sleep(pause)
         try:
             answer = leases.Release(request, timeout=TIMEOUT)
-            if answer.results[0].status != lease_pb2.RELEASE_STATUS_UNAVAILABLE:
+            settled = answer.usage[0].limits[0].status != lease_pb2.SETTLEMENT_STATUS_UNAVAILABLE
+            if settled and answer.results[0].status != lease_pb2.RELEASE_STATUS_UNAVAILABLE:
                 return
         except grpc.RpcError as error:
             logging.warning("release: %s", error.code().name)
@@ -102,22 +109,29 @@ def release(leases, lease, outcome):
 
 def main():
     address, account, *command = sys.argv[1:]
+    request = lease_pb2.AcquireRequest(domain="inference", operation_id=str(uuid.uuid4()))
+    request.descriptors.add().entries.add(key="account", value=account)
+    request.descriptors.add().entries.add(key="pool", value="images")
+    request.descriptors.add(hits=ESTIMATE).entries.add(key="lines", value=account)
     with grpc.insecure_channel(address) as channel:  # one for the whole process
         leases = lease_pb2_grpc.LeaseServiceStub(channel)
         try:
-            lease = ask_patiently(leases, "inference", [{"account": account}, {"pool": "images"}])
+            lease = ask_patiently(leases, request)
         except Refused as refused:
             sys.exit(str(refused))
-        status, ended = 1, threading.Event()
+        status, used, ended = 1, 0, threading.Event()
         try:
-            work = subprocess.Popen(command)  # your work
+            work = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # your work
             if lease:
                 threading.Thread(target=keep, args=(leases, lease, ended, work.terminate)).start()
+            for line in work.stdout:
+                print(line, end="")
+                used += 1
             status = work.wait()
         finally:
             ended.set()
             if lease:
-                release(leases, lease, "ok" if status == 0 else "error")
+                release(leases, lease, "ok" if status == 0 else "error", used)
     sys.exit(status)
 
 
