@@ -374,6 +374,15 @@ func TestACallerThatLeavesIsNotAdmitted(t *testing.T) {
 			}
 			cancel()
 		}
+		// The service may see a deadline pass before its caller does.
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		early := &wire{ClientConnInterface: s.conn, lose: func(context.Context, string, int, proto.Message) loss {
+			return loss{request: status.Error(codes.DeadlineExceeded, "too late")}
+		}}
+		if l, err := newClient(t, early, client.Options{}).Acquire(ctx, account("alice")); l != nil || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Acquire when the service sees the deadline pass = %v, %v, want the deadline's error", l, err)
+		}
 		// They were no fault of the service, which is asked at once.
 		l := acquire(t, c, account("alice"))
 		expect(t, "bypass", l.Bypass(), client.NoBypass)

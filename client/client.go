@@ -102,7 +102,7 @@ func New(conn grpc.ClientConnInterface, o Options) *Client {
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
 	}
-	c.patience = newPatience(o.Retry, defaultBudget)
+	c.patience = newPatience(o.Retry, defaultAttempts, defaultBudget)
 	c.breaker = newBreaker(c.log)
 	c.life, c.end = context.WithCancel(context.Background())
 	c.heartbeat, c.releases = newHeartbeat(c), newReleases(c)

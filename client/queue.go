@@ -64,7 +64,7 @@ func (c *Client) NewQueue(o QueueOptions) *Queue {
 	o.Workers = cmp.Or(max(0, o.Workers), defaultWorkers)
 	o.Depth = cmp.Or(max(0, o.Depth), defaultDepth)
 	o.Total = cmp.Or(max(0, o.Total), defaultTotal)
-	q := &Queue{c: c, options: o, patience: newPatience(o.Retry, queueBudget), accounts: make(map[string]*account)}
+	q := &Queue{c: c, options: o, patience: newPatience(o.Retry, queueAttempts, queueBudget), accounts: make(map[string]*account)}
 	q.life, q.cut = context.WithCancelCause(context.Background())
 	return q
 }

@@ -16,6 +16,7 @@ import (
 // What stands in for zero in Retry.
 const (
 	defaultAttempts = 5
+	queueAttempts   = 20
 	defaultPatience = 2 * time.Minute
 	maxJitter       = 250 * time.Millisecond
 	defaultBudget   = 0.2 // retries for each request
@@ -27,7 +28,8 @@ const (
 // Retry is the contract of a caller that asks again after a refusal: only what is
 // retryable, not before Retry-After, and within these bounds and the context's deadline.
 type Retry struct {
-	// Attempts is how often to ask at most, the first time too; 0 means 5.
+	// Attempts is how often to ask at most, the first time too; 0 means 5 for Wait, and 20
+	// for a Queue.
 	Attempts int
 	// Patience is how long to ask altogether, beside the context's deadline; 0 means
 	// 2 min. A Retry-After that ends later is not waited for.
@@ -122,8 +124,8 @@ type patience struct {
 	budget *budget
 }
 
-func newPatience(r Retry, share float64) *patience {
-	r.Attempts = cmp.Or(max(0, r.Attempts), defaultAttempts)
+func newPatience(r Retry, attempts int, share float64) *patience {
+	r.Attempts = cmp.Or(max(0, r.Attempts), attempts)
 	r.Patience = cmp.Or(max(0, r.Patience), defaultPatience)
 	r.Jitter = min(maxJitter, cmp.Or(max(0, r.Jitter), maxJitter))
 	return &patience{Retry: r, budget: &budget{
