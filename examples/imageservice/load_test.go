@@ -71,7 +71,7 @@ type tally struct{ admitted, lane, pool atomic.Int64 }
 // enough. Each keeps to one instance. Bypasses are errors.
 func (w *world) hammer(account string, workers int, query string, enough func(*tally) bool) *tally {
 	seen := new(tally)
-	ctx, cancel := context.WithTimeout(w.t.Context(), storetest.Deadline)
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
 	defer cancel()
 	var all sync.WaitGroup
 	for n := range workers {

@@ -269,7 +269,10 @@ func TestTheServiceGoesOnWithoutRedisAndCountsIt(t *testing.T) {
 			t.Errorf("without Redis: %+v, want 200 and that it was not checked", a)
 		}
 	}
-	release() // their releases reach nobody
+	release()
+	storetest.Eventually(t, "the releases that reach nobody are kept", func() bool {
+		return w.instances[0].metrics(t)[`weir_client_level{of="releases_pending"}`] == 2
+	})
 	// Each asked for a bucket, a lane and a pool.
 	expect(t, "bypassed limits", w.bypasses(), 3*20)
 	told := 0

@@ -43,6 +43,9 @@ func TestMain(m *testing.M) {
 	}), goleak.IgnoreAnyFunction("github.com/Shopify/toxiproxy/v2/toxics.(*ToxicStub).Run")) // it leaves some behind when it cuts
 }
 
+// patience is how long an answer may take: a slow machine must not look like a fault.
+const patience = 2 * time.Minute
+
 // policyWith is policy.yaml with replacements, each of an old text that must be there.
 func policyWith(t testing.TB, oldnew ...string) string {
 	t.Helper()
@@ -111,7 +114,7 @@ func newWorld(t *testing.T, policy string, flags ...string) *world {
 // fails open only if Redis is gone.
 func (w *world) startWeir(flags ...string) *servertest.Process {
 	w.t.Helper()
-	return servertest.Start(w.t, w.policy, append([]string{"--redis", w.redis.URL, "--store-timeout", "20s"}, flags...)...)
+	return servertest.Start(w.t, w.policy, append([]string{"--redis", w.redis.URL, "--store-timeout", patience.String()}, flags...)...)
 }
 
 // restart kills a replica, and has another at its address.
@@ -180,7 +183,7 @@ func (w *world) startInstance() *instance {
 	for _, r := range w.weirs {
 		addresses = append(addresses, r.proxy.Listen)
 	}
-	p := start(t, "serve", "--listen", "127.0.0.1:0", "--weir", strings.Join(addresses, ","), "--timeout", "20s", "--log-level", "debug")
+	p := start(t, "serve", "--listen", "127.0.0.1:0", "--weir", strings.Join(addresses, ","), "--timeout", patience.String(), "--log-level", "debug")
 	i := &instance{process: p}
 	storetest.Eventually(t, "an instance listens", func() bool {
 		for _, e := range p.events() {
