@@ -111,9 +111,9 @@ func (c *Client) send(ctx context.Context, a *ask) (answer *weirv1.AcquireRespon
 	answer, err = backoff.Retry(ctx, func() (*weirv1.AcquireResponse, error) {
 		tries++
 		sent = time.Now()
-		answer, err := c.try(ctx, a)
-		again := errors.As(err, new(*awayError)) && a.repeatable() && tries < c.options.Tries &&
-			c.breaker.State() != gobreaker.StateOpen && c.patience.budget.spend()
+		more := a.repeatable() && tries < c.options.Tries
+		answer, err := c.try(ctx, a, more)
+		again := errors.As(err, new(*awayError)) && more && c.breaker.State() != gobreaker.StateOpen && c.patience.budget.spend()
 		if err != nil && !again {
 			return nil, backoff.Permanent(err)
 		}
@@ -142,14 +142,26 @@ func (c *Client) send(ctx context.Context, a *ask) (answer *weirv1.AcquireRespon
 // service.
 var errNotSent = errors.New("the calls before it were not answered")
 
+// errAgain is in the chain of the error of a try behind which another may come: it may
+// have been on a connection that was cut, with all that were on it, and another replica
+// answers the next.
+var errAgain = errors.New("the answer was lost")
+
 // try sends the request once. Its error is an awayError if the service did not answer.
-func (c *Client) try(ctx context.Context, a *ask) (_ *weirv1.AcquireResponse, err error) {
+// With more to come it says nothing about the service.
+func (c *Client) try(ctx context.Context, a *ask, more bool) (_ *weirv1.AcquireResponse, err error) {
 	done, err := c.breaker.Allow()
 	if err != nil {
 		return nil, &awayError{errNotSent}
 	}
 	err = errCallerLeft // should conn panic
-	defer func() { done(err) }()
+	defer func() {
+		if more && silent(err) {
+			done(errAgain)
+			return
+		}
+		done(err)
+	}()
 	try, cancel := context.WithTimeout(ctx, c.options.Timeout)
 	defer cancel()
 	var to peer.Peer // remains empty if nothing was sent

@@ -24,7 +24,7 @@ const (
 
 // When the client stops waiting for a service that is away, as weir does for its store.
 const (
-	breakAfter = 5           // lost answers in a row
+	breakAfter = 3           // requests in a row whose answers were lost
 	stayOpen   = time.Second // before one request at a time tries it
 )
 
@@ -136,7 +136,7 @@ func newBreaker(log *slog.Logger) *gobreaker.TwoStepCircuitBreaker[struct{}] {
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakAfter },
 		// A caller that went away says nothing about the service, and an answer, even
 		// an error, says that it is there.
-		IsExcluded:   func(err error) bool { return errors.Is(err, errCallerLeft) },
+		IsExcluded:   func(err error) bool { return errors.Is(err, errCallerLeft) || errors.Is(err, errAgain) },
 		IsSuccessful: func(err error) bool { return !silent(err) },
 		OnStateChange: func(_ string, from, to gobreaker.State) {
 			switch {
