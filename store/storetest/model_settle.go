@@ -17,8 +17,9 @@ func (m *Model) Undo(ctx context.Context, r limit.Request) (limit.Release, error
 	if of.retold && !of.ended {
 		return limit.Release{Result: limit.NotHeld}, nil
 	}
+	ended := of.ended // by a release: its attempts are late
 	released, err := m.Release(ctx, limit.Ending{Lease: r.Lease})
-	if released.Result != limit.NotHeld {
+	if released.Result != limit.NotHeld && !ended {
 		delete(m.asked, of.name)
 	}
 	if released.Result != limit.Released {
