@@ -33,9 +33,8 @@ type reservation struct {
 	key, limit string
 	hits       int64
 	settled    bool
-	bucket     limit.TokenBucket // zero for a window
-	length     int64             // of a window, ms
-	start      int64             // of the window that it is of
+	of         limit.Limit // a bucket or a window
+	start      int64       // of the window that it is of
 }
 
 // outlives is how long, in ms, the record means something after the lease.
@@ -167,10 +166,7 @@ func (s *Store) Undo(_ context.Context, r limit.Request) (limit.Release, error) 
 		case limit.TokenBucket:
 			s.debit(c, -c.Hits, now)
 		case limit.Window:
-			length := w.Length().Milliseconds()
-			if s.state(c.Key).window.At(length, now).Start == l.granted-l.granted%length {
-				s.debit(c, -c.Hits, now)
-			}
+			s.settleWindow(c.Key, w, l.granted-l.granted%w.Length().Milliseconds(), -c.Hits, now)
 		case limit.Concurrency:
 		}
 	}
