@@ -15,6 +15,8 @@ type decideCommand struct {
 	Domain      string   `required:"" help:"Domain of the policy."`
 	Descriptors []string `name:"descriptor" short:"d" required:"" sep:"none" placeholder:"KEY=VALUE,…" help:"A descriptor: entries, separated by commas. Repeat it for several."`
 	Hits        *uint64  `placeholder:"N" help:"What the request costs (1); 0 asks without charging."`
+	OperationID string   `placeholder:"ID" help:"Names the operation, so that asking again takes nothing while its lease is held."`
+	Attempt     uint32   `placeholder:"N" help:"Which try of the operation this is, from 1 on: one that comes after the release of a later one is late."`
 	Output      string   `short:"o" enum:"text,json" default:"text" help:"text or json (${default})."`
 }
 
@@ -31,7 +33,7 @@ func (c *decideCommand) Run(con console) error {
 	if err != nil {
 		return err
 	}
-	m := &weirv1.AcquireRequest{Domain: c.Domain, Descriptors: descriptors, Hits: c.Hits}
+	m := &weirv1.AcquireRequest{Domain: c.Domain, Descriptors: descriptors, Hits: c.Hits, OperationId: c.OperationID, Attempt: c.Attempt}
 	var answer *weirv1.AcquireResponse
 	err = c.call(con.ctx, func(ctx context.Context, client weirv1.LeaseServiceClient) (err error) {
 		answer, err = client.Acquire(ctx, m)
@@ -57,6 +59,7 @@ func (c *decideCommand) Run(con console) error {
 // answer is what decide prints.
 type answer struct {
 	Admitted     bool         `json:"admitted"`
+	Replayed     bool         `json:"replayed,omitempty"` // the operation held its lease already
 	LeaseID      string       `json:"lease_id,omitempty"`
 	LeaseTTL     int64        `json:"lease_ttl_ms,omitempty"`
 	RejectClass  string       `json:"reject_class,omitempty"` // lane or pool
@@ -94,6 +97,7 @@ var kinds = map[weirv1.LimitKind]string{
 func readAnswer(m *weirv1.AcquireResponse) answer {
 	a := answer{
 		Admitted: m.GetAdmitted(),
+		Replayed: m.GetReplayed(),
 		LeaseID:  m.GetLease().GetId(),
 		LeaseTTL: m.GetLease().GetTtl().AsDuration().Milliseconds(),
 		Limits:   []limitState{},
@@ -127,6 +131,8 @@ func (a answer) print(w io.Writer) error {
 		without = fmt.Sprintf(" without the store (%s: %s)", a.Bypass, a.BypassReason)
 	}
 	switch {
+	case a.Replayed:
+		b.WriteString("admitted before: the operation holds its lease already\n")
 	case a.Admitted:
 		fmt.Fprintf(&b, "admitted%s\n", without)
 	case a.Retryable != nil && *a.Retryable:

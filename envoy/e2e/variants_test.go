@@ -306,6 +306,72 @@ func TestUsageClosesTheGate(t *testing.T) {
 	}
 }
 
+// What a request reserves by its estimate is settled at its end, wherever the usage stands.
+func TestAnEstimateIsSettledByTheUsage(t *testing.T) {
+	t.Parallel()
+	for from, path := range map[string]string{
+		"usage-header.yaml": "/ok",
+		"usage-json.yaml":   "/json",
+		"usage-sse.yaml":    "/sse",
+	} {
+		t.Run(from, func(t *testing.T) {
+			t.Parallel()
+			s := startPolicy(t, variantsPolicy, nil, estimateFrom(t, from)...)
+			use := func(estimate, used string, want int, more ...string) {
+				t.Helper()
+				headers := append([]string{"x-estimate", estimate, "x-use", used}, more...)
+				s.get(t, "alice", path, headers...).want(t, want)
+			}
+			stands := func(n uint64) {
+				t.Helper()
+				storetest.Eventually(t, strconv.FormatUint(n, 10)+" tokens are counted", func() bool {
+					return s.state(t, "account_reserved", "alice", "reserved").GetCount() == n
+				})
+			}
+			use("400", "150", http.StatusOK)
+			stands(150)
+			use("", "50", http.StatusOK) // the estimate was 100
+			stands(200)
+			use("much", "20", http.StatusOK)
+			stands(220)
+			use("200", "330", http.StatusOK) // more than its estimate
+			stands(550)
+			// No room for the estimate: it does not reach the upstream, and costs nothing.
+			s.get(t, "alice", path+"/over", "x-estimate", "400", "x-use", "5").wantRefused(t, http.StatusTooManyRequests, "reserved")
+			stands(550)
+			// Nothing is told: the estimate stands.
+			use("100", `"many"`, http.StatusOK)
+			stands(750)
+			use("150", "0", http.StatusOK)
+			stands(750)
+			// While it works its estimate is taken.
+			h := s.holdAt(t, "alice", "/hold", "x-estimate", "100", "x-use", "1")
+			stands(950)
+			h.end(t, s)
+			s.wantReleased(t, 7)
+		})
+	}
+}
+
+// estimateFrom is the variant that reserves, with the usage from where another finds it.
+func estimateFrom(t *testing.T, usage string) []change {
+	t.Helper()
+	changes := variant(t, "estimate.yaml")
+	const header = `"%RESP(x-usage)%"`
+	if usage == "usage-header.yaml" {
+		return changes
+	}
+	for i := range changes {
+		changes[i].now = strings.ReplaceAll(changes[i].now, header, `"%DYNAMIC_METADATA(usage:tokens)%"`)
+	}
+	for _, c := range variant(t, usage) {
+		if strings.Contains(c.now, "remove: accept-encoding") || strings.Contains(c.now, "_to_metadata") {
+			changes = append(changes, c)
+		}
+	}
+	return changes
+}
+
 // Envoy tries again what weir did not answer in time.
 func TestUsageIsChargedOnce(t *testing.T) {
 	t.Parallel()
