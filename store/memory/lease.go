@@ -49,14 +49,13 @@ func (l *lease) outlives() int64 {
 
 // known is what is known of a stream or an operation until a time; after that, nothing is.
 type known struct {
-	kind  kind
-	token string // of its lease
-	until int64  // ms
-	// Of an operation: what it asked, its latest attempt, and how often it was told of its
-	// lease again.
-	body    [16]byte
-	attempt uint32
-	told    int64
+	kind    kind
+	attempt uint32 // of an operation: its latest; here it takes no room
+	token   string // of its lease
+	until   int64  // ms
+	// Of an operation: what it asked, and how often it was told of its lease again.
+	body [16]byte
+	told int64
 }
 
 type kind uint8

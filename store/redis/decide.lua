@@ -56,7 +56,7 @@ local function count(key)
 end
 
 -- What sliding windows need beyond fixed ones. It is made for those that meet one: a call
--- makes its functions anew, which would cost each decision half a microsecond.
+-- makes its functions anew, which all decisions would pay for.
 local function sliding_windows()
   -- floor(count * part / length), for 0 <= part <= length < 2^35 and any count. The product
   -- may not be exact, so part is taken in two digits.
