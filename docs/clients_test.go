@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -39,7 +40,7 @@ descriptors:
     concurrency: {max_in_flight: 1, lease: 2m}
   - key: account
     value: bob
-    concurrency: {max_in_flight: 1, lease: 3s}
+    concurrency: {max_in_flight: 1, lease: 6s}
   - key: account
     value: mallory
     rate_limit: {unit: day, requests_per_unit: 0}
@@ -121,9 +122,11 @@ type process struct {
 func (p prepared) start(t *testing.T, environment []string, address, account string, command ...string) *process {
 	t.Helper()
 	args := append([]string{filepath.Base(p.file), address, account}, command...)
-	r := &process{cmd: exec.CommandContext(storetest.Context(t), os.Getenv(p.interpreter), args...)}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	r := &process{cmd: exec.CommandContext(ctx, os.Getenv(p.interpreter), args...)}
 	r.cmd.Dir = p.dir
-	r.cmd.Env = append(append(os.Environ(), "WEIR_TIMEOUT=20"), environment...) // of a slow machine
+	r.cmd.Env = append(append(os.Environ(), "WEIR_TIMEOUT=20"), environment...) // of a busy machine
 	r.cmd.Stdout, r.cmd.Stderr = &r.stdout, writer(r.write)
 	var err error
 	if r.stdin, err = r.cmd.StdinPipe(); err != nil {
@@ -137,6 +140,25 @@ func (p prepared) start(t *testing.T, environment []string, address, account str
 		_ = r.cmd.Process.Kill()
 	})
 	return r
+}
+
+// patience is how long a program may take, and what is waited for of one: to start an
+// interpreter takes a busy machine long.
+const patience = 3 * storetest.Deadline
+
+// eventually asks again and again until ok, which what describes.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	end := time.After(patience)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-end:
+			t.Fatalf("not in %v: %s", patience, what)
+		}
+	}
 }
 
 type writer func([]byte) (int, error)
@@ -208,7 +230,7 @@ func (w weir) inspect(t *testing.T, key, value string) *weirv1.LimitState {
 // holds waits until the account holds its slot.
 func (w weir) holds(t *testing.T, account string) {
 	t.Helper()
-	storetest.Eventually(t, account+" holds a slot", func() bool { return w.held(t, account).GetCount() == 1 })
+	eventually(t, account+" holds a slot", func() bool { return w.held(t, account).GetCount() == 1 })
 }
 
 // counts fails the test unless a counter has this value.
@@ -271,7 +293,7 @@ func TestProgramsAskAgainWhenWeirSaysThatItHelps(t *testing.T) {
 		}
 		r := p.start(t, nil, w.GRPC, "alice", "echo", "done")
 		const told = "refused: lane_full, class lane; again in 1."
-		storetest.Eventually(t, told, func() bool { return strings.Contains(r.said(), told) })
+		eventually(t, told, func() bool { return strings.Contains(r.said(), told) })
 		if _, err := w.leases.Release(ctx, &weirv1.ReleaseRequest{LeaseIds: []string{first.GetLease().GetId()}}); err != nil {
 			t.Fatal(err)
 		}
@@ -326,7 +348,7 @@ func TestProgramsRenewTheirLeaseWhileTheyWork(t *testing.T) {
 		r := p.start(t, nil, w.GRPC, "bob", "cat")
 		w.holds(t, "bob")
 		left := w.held(t, "bob").GetHolders()[0].GetExpiresAfter().AsDuration()
-		storetest.Eventually(t, "the lease has more to live than before", func() bool {
+		eventually(t, "the lease has more to live than before", func() bool {
 			holders := w.held(t, "bob").GetHolders()
 			if len(holders) != 1 {
 				t.Fatalf("bob has %d leases, want 1", len(holders))
@@ -346,7 +368,7 @@ func TestProgramsRenewTheirLeaseWhileTheyWork(t *testing.T) {
 func TestProgramsStopTheWorkWhenTheirLeaseIsLost(t *testing.T) {
 	each(t, lease, func(t *testing.T, p prepared) {
 		redis := storetest.StartRedis(t, storetest.AnyRedis(t))
-		w := startWeir(t, "--redis", redis.URL, "--store-timeout", "1s") // of a slow machine
+		w := startWeir(t, "--redis", redis.URL, "--store-timeout", "1s") // of a busy machine
 		r := p.start(t, nil, w.GRPC, "bob", "cat")
 		w.holds(t, "bob")
 		redis.Kill() // it keeps nothing
@@ -512,7 +534,7 @@ func write(t *testing.T, file, text string) {
 // run runs a command that must succeed and returns what it printed.
 func run(t *testing.T, dir string, environment []string, name string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*storetest.Deadline)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.Dir = dir
