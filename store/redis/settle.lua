@@ -58,8 +58,10 @@ local function settle(i, hits)
       local _, capacity, scale, refill = unpack_state(packed)
       x, y, z = capacity, scale, refill
     end
-    if more ~= 0 then debits[#debits + 1] = debit_bucket(key, bucket_at(packed, x, y, z), x, y, z, more) end
+    if more > 0 or more < 0 and packed then debits[#debits + 1] = debit_bucket(key, bucket_at(packed, x, y, z), x, y, z, more) end
   else
+    -- Redis has lost the count, or its slot is moving: there is nothing to give back from.
+    if not packed and record[i + 2] > 0 then return LATE, 0 end
     local debit = settle_window(key, window_at(packed, x, z < 0), x, y, more)
     if not debit then return LATE, 0 end
     if more ~= 0 then debits[#debits + 1] = debit end
