@@ -2,8 +2,6 @@ package client
 
 import (
 	"fmt"
-	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -142,24 +140,4 @@ func bypassOf(b weirv1.Bypass) Bypass {
 	case weirv1.Bypass_BYPASS_UNSPECIFIED:
 	}
 	return NoBypass
-}
-
-// code is the refusal's over HTTP.
-func (e *LimitedError) code() int {
-	if e.Class == Pool {
-		return http.StatusServiceUnavailable
-	}
-	return http.StatusTooManyRequests
-}
-
-// violated are the names of the limits that refused, each once, at most 64 as in weir's
-// own answers.
-func (e *LimitedError) violated() []string {
-	names := []string{}
-	for _, v := range e.Limits {
-		if !slices.Contains(names, v.Limit) && len(names) < 64 {
-			names = append(names, v.Limit)
-		}
-	}
-	return names
 }

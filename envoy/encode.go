@@ -23,11 +23,6 @@ type Options struct {
 	RateLimitHeaders bool
 }
 
-// maxNames is how many names of limits a header, the body or the metadata list
-// at most. A request may meet thousands of limits, and headers have to stay
-// small; those that matter most come first.
-const maxNames = 64
-
 // Encode tells a decision in Envoy's words: m is what a.Request meets, d what
 // was decided for m.Checks, and v the verdict on that. If there was nothing to
 // ask, m is empty and v admits.
@@ -44,7 +39,7 @@ func Encode(a Ask, m policy.Match, d limit.Decision, v limit.Verdict, o Options)
 		}
 	} else {
 		r.OverallCode = rls.RateLimitResponse_OVER_LIMIT
-		r.RawBody = problem(v)
+		r.RawBody = v.Problem()
 	}
 	r.ResponseHeadersToAdd = responseHeaders(m, d, v, o)
 	return r

@@ -79,7 +79,7 @@ func rateLimit(m policy.Match, d limit.Decision, v limit.Verdict) (current, poli
 	}
 
 	slices.SortStableFunc(items, func(a, b item) int { return compare(a.standing, b.standing) })
-	items = items[:min(len(items), maxNames)]
+	items = items[:min(len(items), limit.MaxNames)]
 	var buf []byte
 	for i, it := range items {
 		buf = it.appendCurrent(separate(buf, i), v)

@@ -1,8 +1,6 @@
 package envoy
 
 import (
-	"slices"
-
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"weir/limit"
@@ -19,7 +17,7 @@ func metadata(d limit.Decision, v limit.Verdict) *structpb.Struct {
 			fields["lease_id"] = structpb.NewStringValue(string(d.Lease))
 		}
 		if len(v.Shadowed) > 0 {
-			fields["limits"] = list(names(v.Shadowed))
+			fields["limits"] = list(limit.Names(v.Shadowed))
 		}
 	} else {
 		fields["verdict"] = structpb.NewStringValue("refused")
@@ -27,7 +25,7 @@ func metadata(d limit.Decision, v limit.Verdict) *structpb.Struct {
 		fields["reason"] = structpb.NewStringValue(string(v.Reason))
 		if v.Limit != "" { // not of a stream that had ended
 			fields["limit"] = structpb.NewStringValue(v.Limit)
-			fields["limits"] = list(names(v.Violations))
+			fields["limits"] = list(limit.Names(v.Violations))
 		}
 		fields["estimated"] = structpb.NewBoolValue(v.Estimated)
 		fields["retryable"] = structpb.NewBoolValue(v.Retryable)
@@ -48,18 +46,4 @@ func list(texts []string) *structpb.Value {
 		values[i] = structpb.NewStringValue(t)
 	}
 	return structpb.NewListValue(&structpb.ListValue{Values: values})
-}
-
-// names are the different names of the limits, the one that waits longest first.
-func names(vs []limit.Violation) []string {
-	list := make([]string, 0, min(len(vs), maxNames))
-	for _, v := range vs {
-		if len(list) == maxNames {
-			break
-		}
-		if !slices.Contains(list, v.Limit) {
-			list = append(list, v.Limit)
-		}
-	}
-	return list
 }
