@@ -43,6 +43,19 @@ func (s BucketState) At(b TokenBucket, now int64) BucketState {
 	return next
 }
 
+// Own returns the state at time now under the limit that it was written under: a change is
+// for the next decision to make. Without state it is full under b; and so it is if it is
+// full, since then it has none.
+func (s BucketState) Own(b TokenBucket, now int64) BucketState {
+	if s.Scale != 0 {
+		own := s.At(TokenBucket{Capacity: s.Capacity, Scale: s.Scale, Refill: s.Refill}, now)
+		if own.Level < own.Capacity*own.Scale {
+			return own
+		}
+	}
+	return BucketState{}.At(b, now)
+}
+
 // deepest is the level of the deepest debt: what is missing from full, and the
 // refill of a millisecond, stay exact together.
 func (s BucketState) deepest() int64 { return s.Capacity*s.Scale - (MaxExact - s.Refill) }

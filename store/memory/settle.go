@@ -82,13 +82,10 @@ func (s *Store) settleOne(l *lease, r *reservation, hits, now int64) (result lim
 	more = hits - r.hits
 	switch own := r.of.(type) {
 	case limit.TokenBucket:
-		// Under the limit that its state was written by: a change is the next decision's.
 		st := s.state(r.key)
-		if b := st.bucket; b.Scale != 0 {
-			own = limit.TokenBucket{Capacity: b.Capacity, Scale: b.Scale, Refill: b.Refill}
-		}
+		before := st.bucket.Own(own, now)
 		if more != 0 {
-			st.bucket = st.bucket.At(own, now).Debit(more)
+			st.bucket = before.Debit(more)
 			s.write(r.key, st, st.bucket.Millis+st.bucket.FullAfterMillis(), slack, now)
 		}
 	case limit.Window:

@@ -53,10 +53,12 @@ local function settle(i, hits)
   local more = hits - record[i + 2]
   local packed = redis.call('GET', key)
   if z > 0 then
-    -- Under the limit that its state was written by: a change is the next decision's.
+    -- Under the limit that its state was written by: a change is the next decision's. One
+    -- that is full is as one without state.
     if packed then
       local _, capacity, scale, refill = unpack_state(packed)
-      x, y, z = capacity, scale, refill
+      if bucket_at(packed, capacity, scale, refill).level < capacity * scale then x, y, z = capacity, scale, refill
+      else packed = nil end
     end
     if more > 0 or more < 0 and packed then debits[#debits + 1] = debit_bucket(key, bucket_at(packed, x, y, z), x, y, z, more) end
   else

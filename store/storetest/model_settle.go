@@ -130,8 +130,8 @@ func (m *Model) settleOne(l *modelLease, r *modelReservation, hits, now int64) l
 			m.countIn(r.key, m.latest(r.key, l, now), r.start, hits-r.hits)
 		}
 	case limit.TokenBucket:
-		if b := m.buckets[r.key]; b != nil {
-			l = b.limit // S18
+		if b := m.buckets[r.key]; b != nil && m.bucket(r.key, b.limit, now).tokens.Cmp(integer(b.limit.Capacity)) < 0 {
+			l = b.limit // S18; full is the absence of state
 		}
 		if hits != r.hits {
 			m.debit(r.key, l, hits-r.hits, now)
