@@ -107,7 +107,7 @@ func (c Check) Impossible() Reason {
 type Request struct {
 	// Domain that the keys of all checks belong to.
 	Domain string
-	Checks []Check
+	Checks []Check // at most MaxReserved of them reserve
 	// Lease is the id under which slots are held if the request is admitted and
 	// takes some; required if the request [NeedsLease]. It must be new.
 	Lease LeaseID
@@ -128,6 +128,20 @@ type Operation struct {
 	// Attempt tells the tries of an operation apart, each higher than the last: one that
 	// is not newer than those of a lease that was released is late. 0: never late.
 	Attempt uint32
+}
+
+// MaxReserved is how many checks of a request may reserve: a lease's record is read and
+// written whole.
+const MaxReserved = 128
+
+// Reserving is how many checks of r reserve.
+func (r Request) Reserving() (n int) {
+	for _, c := range r.Checks {
+		if c.Reserve > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // MaxOperation is the longest id of an operation, in bytes.

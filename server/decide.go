@@ -45,7 +45,7 @@ func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, 
 	v := limit.Judge(m.Checks, d, func(c limit.Check) time.Duration { return s.holds.estimate(r.Domain, c) })
 	s.metrics.misused(label(set, r.Domain), r, m)
 	s.metrics.decided(label(set, r.Domain), m.Checks, d, v)
-	if d.Lease != "" && ctx.Err() != nil {
+	if d.Lease != "" && !d.Replayed && ctx.Err() != nil {
 		s.metrics.givenBack.WithLabelValues(label(set, r.Domain)).Inc()
 		ask.Lease = d.Lease
 		s.giveBack(ctx, ask)
@@ -83,6 +83,9 @@ func match(set *policy.Set, r policy.Request) (policy.Match, error) {
 	m := set.Match(r)
 	if n := len(m.Checks); n > maxChecks {
 		return policy.Match{}, badRequestf("the descriptors meet %d limits, at most %d may be decided at once; send fewer descriptors", n, maxChecks)
+	}
+	if n := (limit.Request{Checks: m.Checks}).Reserving(); n > limit.MaxReserved {
+		return policy.Match{}, badRequestf("the descriptors meet %d limits that reserve, at most %d may be reserved at once; send fewer descriptors", n, limit.MaxReserved)
 	}
 	return m, nil
 }

@@ -475,3 +475,18 @@ descriptors:
 		t.Errorf("Acquire of 1,023 limits = %v, %v, want admitted", r.GetAdmitted(), err)
 	}
 }
+
+func TestARequestThatReservesTooMuchIsInvalid(t *testing.T) {
+	s := serve(t, tokensPolicy)
+	m := &weirv1.AcquireRequest{Domain: "d"}
+	for i := range 129 {
+		m.Descriptors = append(m.Descriptors, typed("tokens", strconv.Itoa(i)))
+	}
+	_, err := s.leases.Acquire(storetest.Context(t), m)
+	expectInvalid(t, err, "the descriptors meet 129 limits that reserve, at most 128 may be reserved at once")
+	m.Descriptors = m.Descriptors[1:]
+	r, err := s.leases.Acquire(storetest.Context(t), m)
+	if err != nil || reconcile(t, s.leases, used(r.GetLease().GetId(), "=0")) != "SETTLED-128" {
+		t.Errorf("Acquire of 128 = %v, %v, want a lease whose 128 hits are given back", r.GetAdmitted(), err)
+	}
+}

@@ -6,6 +6,7 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"weir/limit"
 )
@@ -35,6 +36,9 @@ func CheckRequest(r limit.Request) error {
 		return errors.New("a request that takes a slot or reserves, or is of an operation, must bring a lease id")
 	case r.Lease == "" && r.Stream != "":
 		return errors.New("a request with a stream must bring a lease id")
+	}
+	if n := r.Reserving(); n > limit.MaxReserved {
+		return fmt.Errorf("%d checks reserve, at most %d may", n, limit.MaxReserved)
 	}
 	if r.Stream != "" && r.Operation.ID != "" {
 		return errors.New("a request is of a stream or of an operation, not of both")
@@ -90,8 +94,8 @@ type Store interface {
 
 	// Undo ends the lease of r as if it had not been granted, should it be held: its slots
 	// are free, the hits of its enforced checks that are in no quota group are given back
-	// unless their window has passed, and its operation is forgotten. It does nothing if
-	// the operation has been told of the lease since.
+	// unless their window has passed or they are settled, and its operation is forgotten.
+	// It does nothing if the operation has been told of the lease since.
 	Undo(ctx context.Context, r limit.Request) (limit.Release, error)
 
 	// Settle settles what a lease has reserved by what was used in truth, once each: the

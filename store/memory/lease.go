@@ -156,6 +156,9 @@ func (s *Store) Undo(_ context.Context, r limit.Request) (limit.Release, error) 
 		return released, nil
 	}
 	given := make(map[string]bool, len(r.Checks))
+	for _, one := range l.reserved {
+		given[one.key] = one.settled // somebody has told what was used: that stays charged
+	}
 	for _, c := range r.Checks {
 		if c.Shadow || c.Quota != 0 || c.Hits <= 0 || given[c.Key] {
 			continue

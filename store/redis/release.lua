@@ -59,13 +59,17 @@ if operation ~= '' then
   of_operation, attempt = kind == HOLDING and holder == token, latest
   if of_operation and undo and told > 0 then return {2} end
 end
-local debits = {}
+local debits, settled = {}, {}
 if undo and expiry > now then
+  -- Somebody has told what was used: that is what stays charged.
+  for i = first, last, 7 do settled[record[i]] = record[i + 3] == 1 end
   for i = 3, #KEYS do
     local a = 6 + (i - 3) * 5
     local hits, x, y, z = tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
     local packed = redis.call('GET', KEYS[i])
-    if ARGV[a] == 'b' then
+    if settled[KEYS[i]] then
+      -- as it is
+    elseif ARGV[a] == 'b' then
       debits[#debits + 1] = debit_bucket(KEYS[i], bucket_at(packed, x, y, z), x, y, z, -hits)
     else
       debits[#debits + 1] = settle_window(KEYS[i], window_at(packed, x, ARGV[a] == 's'), x, granted - fmod(granted, x), -hits)

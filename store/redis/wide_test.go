@@ -1,11 +1,14 @@
 package redis_test
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"weir/limit"
+	"weir/store"
 	"weir/store/storetest"
 )
 
@@ -42,6 +45,48 @@ func TestAWideRequestIsDecidedAsAWhole(t *testing.T) {
 		}
 		if d := decide(t, s, withLease(r)); !d.Admitted {
 			t.Error("refused after a release")
+		}
+	})
+}
+
+// The widest record of a lease: a reservation of each limit that a request may meet. What
+// could fail half-way would leave some of it.
+func TestTheWidestReservationIsKept(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		s, _ := open(t, server, storetest.NewClock().Now)
+		const limits = limit.MaxReserved
+		r := withLease(request())
+		for i := range 1024 - limits {
+			r.Checks = append(r.Checks, check(lane(t, 2, time.Minute), strings.Repeat("v", 60)+fmt.Sprint(i)))
+		}
+		for i := range limits {
+			c := check(bucket(t, 10, time.Hour), strings.Repeat("v", 60)+fmt.Sprint(i))
+			c.Hits, c.Reserve, c.Name = 4, time.Minute, strings.Repeat("n", 120)+fmt.Sprint(i)
+			r.Checks = append(r.Checks, c)
+		}
+		if d := decide(t, s, r); !d.Admitted || d.Lease == "" {
+			t.Fatalf("admitted %t with the lease %q", d.Admitted, d.Lease)
+		}
+		ctx := storetest.Context(t)
+		settled, err := s.Settle(ctx, limit.Usage{Domain: r.Domain, Lease: r.Lease, Limits: []limit.Used{{Hits: 1}}})
+		if err != nil || settled[0].Result != limit.Settled || settled[0].Difference != -3*limits {
+			t.Errorf("Settle = %v, %v, want all of them by -3", settled, err)
+		}
+		if _, err := s.Renew(ctx, limit.Extension{Lease: r.Lease}); err != nil {
+			t.Errorf("Renew: %v", err)
+		}
+		for _, st := range inspect(t, s, r.Checks[1024-limits:]...) {
+			if st.Level != 9 {
+				t.Fatalf("a bucket has %d left, want 9", st.Level)
+			}
+		}
+		more := r
+		more.Checks = append(more.Checks, r.Checks[1023])
+		if _, err := s.Decide(ctx, withLease(more)); err == nil || errors.Is(err, store.ErrUnavailable) {
+			t.Errorf("one reservation more: %v, want an error of its own", err)
+		}
+		if released, err := s.Release(ctx, limit.Ending{Lease: r.Lease}); err != nil || released.Result != limit.Released {
+			t.Errorf("Release = %v, %v", released, err)
 		}
 	})
 }

@@ -27,6 +27,9 @@ func (m *Model) Undo(ctx context.Context, r limit.Request) (limit.Release, error
 	}
 	l.forgotten = true
 	given := map[string]bool{}
+	for _, one := range l.reserved {
+		given[one.key] = one.settled // what was used is known
+	}
 	for _, c := range r.Checks {
 		if c.Shadow || c.Quota != 0 || c.Hits <= 0 || given[c.Key] {
 			continue
