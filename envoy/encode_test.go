@@ -320,7 +320,7 @@ func TestARefusalTellsItsReasonWaitAndRemedy(t *testing.T) {
 			metadata: fields("verdict", "refused", "reject_class", "lane", "reason", "window_full", "limit", "account", "limits", []any{"account"},
 				"retry_after_ms", 3300000, "estimated", false, "retryable", true),
 			body: `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":429,` +
-				`"detail":"The quota of limit \"account\" has too little left until its window ends; retry after 55m0s.",` +
+				`"detail":"The quota of limit \"account\" has too little left in its window; retry after 55m0s.",` +
 				`"retry_after_ms":3300000,"violated-policies":["account"],"retryable":true}`,
 		},
 		{

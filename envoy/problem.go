@@ -62,7 +62,7 @@ func detail(v limit.Verdict) string {
 	case limit.BucketEmpty:
 		what = fmt.Sprintf("The token bucket of limit %q has too few tokens left", v.Limit)
 	case limit.WindowFull:
-		what = fmt.Sprintf("The quota of limit %q has too little left until its window ends", v.Limit)
+		what = fmt.Sprintf("The quota of limit %q has too little left in its window", v.Limit)
 	case limit.LaneFull:
 		what = fmt.Sprintf("All in-flight slots of limit %q are taken", v.Limit)
 	case limit.PoolFull:

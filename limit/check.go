@@ -161,7 +161,9 @@ type Result struct {
 	// pass: exact for buckets and windows, 0 for concurrency (it can't be known)
 	// and for what is Impossible.
 	RetryAfter time.Duration
-	// ResetAfter is when a bucket is full, or a window ends; 0 for concurrency.
+	// ResetAfter is when a bucket is full, or a window has forgotten what counts now: at
+	// its end; a sliding one that has counted anything, at the end of the next. 0 for
+	// concurrency.
 	ResetAfter time.Duration
 	// Bypass is how the check came to pass or not if no store decided it. The numbers
 	// above are those of this process's share then, and 0 unless it is ModeLocal, but

@@ -11,15 +11,16 @@ type State struct {
 	// Level is a bucket's whole tokens, rounded down, negative in debt; 0 for the
 	// other kinds.
 	Level int64
-	// Count is the hits that are counted in this window, or the live leases; 0 for
-	// a bucket.
+	// Count is the hits that count now (in a sliding window, those of the one before by
+	// their weight), or the live leases; 0 for a bucket.
 	Count int64
 	// Remaining tokens, hits or slots, >= 0.
 	Remaining int64
 	// RetryAfter is the first millisecond at which one hit passes: 0 if it passes
 	// now, never will (a ban), or for concurrency, where it can't be known.
 	RetryAfter time.Duration
-	// ResetAfter is when a bucket is full, or a window ends; 0 for concurrency.
+	// ResetAfter is when a bucket is full, or a window has forgotten what counts now; 0 for
+	// concurrency.
 	ResetAfter time.Duration
 	// Holders are the live leases of a concurrency limit, those that expire first,
 	// at most MaxHolders of Count.
@@ -63,17 +64,6 @@ func (s BucketState) Inspect(b TokenBucket, now int64) State {
 	if at.Level < at.Capacity*at.Scale {
 		// What fills the old capacity is full under any.
 		state.ResetAfter = Millis(ahead + own.RetryAfterMillis(min(own.Capacity, b.Capacity)))
-	}
-	return state
-}
-
-// Inspect is how the window stands at now under limit w.
-func (s WindowState) Inspect(w Window, now int64) State {
-	length := w.Length().Milliseconds()
-	at := s.At(length, now)
-	state := State{Count: at.Count, Remaining: at.Remaining(w), ResetAfter: Millis(at.ResetAfterMillis(length, now))}
-	if !at.Passes(w, 1) && w.Max > 0 {
-		state.RetryAfter = state.ResetAfter
 	}
 	return state
 }

@@ -156,7 +156,7 @@ type Window struct {
 	// afterwards closes the gate.
 	ChargeOver bool
 	// Sliding counts the hits of the window before too, by the part of it that is
-	// not yet Length ago, as if they had come evenly: see [SlidingState].
+	// not yet Length ago, as if they had come evenly: see [WindowState].
 	Sliding bool
 }
 

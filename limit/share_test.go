@@ -19,6 +19,9 @@ func TestAShareIsRoundedDown(t *testing.T) {
 	window := func(n int64) limit.Limit {
 		return limit.Window{Max: n, Unit: limit.Day, Multiplier: 2, ChargeOver: true}
 	}
+	slides := func(n int64) limit.Limit {
+		return limit.Window{Max: n, Unit: limit.Day, Multiplier: 2, Sliding: true}
+	}
 	slots := func(n int64) limit.Limit {
 		return limit.Concurrency{Max: n, Lease: time.Second, Linger: time.Minute}
 	}
@@ -39,6 +42,7 @@ func TestAShareIsRoundedDown(t *testing.T) {
 		{window(100), limit.Whole, 101, nil},
 		{window(0), limit.Whole, 1, nil},
 		{window(limit.MaxRequestsPerUnit), limit.Whole, 1, window(limit.MaxRequestsPerUnit)},
+		{slides(100), half, 3, slides(16)},
 		{slots(3), limit.Whole, 2, slots(1)},
 		{slots(3), limit.Whole, 4, nil},
 		{slots(3), 333_333, 1, nil},

@@ -1,7 +1,7 @@
 package limit
 
-// The arithmetic of the stores, written once: store/memory calls it, and
-// store/redis/decide.lua transcribes it line for line. All times are whole
+// The arithmetic of the stores, written once, here and in window.go: store/memory calls
+// it, and the scripts of store/redis transcribe it line for line. All times are whole
 // milliseconds since the Unix epoch; a state never sees time go back.
 
 // BucketState is what a store keeps of one token bucket. It remembers the
@@ -109,42 +109,4 @@ func (s BucketState) RetryAfterMillis(hits int64) int64 {
 // FullAfterMillis is when the bucket is full, from the state's time on.
 func (s BucketState) FullAfterMillis() int64 {
 	return ceilDiv(s.Capacity*s.Scale-s.Level, s.Refill)
-}
-
-// WindowState is what a store keeps of one window. The zero value means no
-// state: nothing counted.
-type WindowState struct {
-	Start int64 // of the window that is counted
-	Count int64 // hits, 0..MaxExact
-}
-
-// At returns the state at time now, for windows of the given length. It rolls
-// forward only.
-func (s WindowState) At(lengthMillis, now int64) WindowState {
-	start := now - now%lengthMillis
-	if start > s.Start {
-		return WindowState{Start: start}
-	}
-	return s
-}
-
-// Passes reports whether hits more stay within w. 0 passes unless the window is
-// over; a refund always passes; a ban refuses everything else.
-func (s WindowState) Passes(w Window, hits int64) bool {
-	return hits < 0 || w.Max > 0 && hits <= w.Max && s.Count+hits <= w.Max
-}
-
-// Charge adds hits, or refunds them if negative. The count saturates at 0 and
-// MaxExact.
-func (s WindowState) Charge(hits int64) WindowState {
-	s.Count = min(MaxExact, max(0, s.Count+hits))
-	return s
-}
-
-// Remaining is how many hits of w are left, >= 0.
-func (s WindowState) Remaining(w Window) int64 { return max(0, w.Max-s.Count) }
-
-// ResetAfterMillis is when the window ends, from now on.
-func (s WindowState) ResetAfterMillis(lengthMillis, now int64) int64 {
-	return s.Start + lengthMillis - now
 }

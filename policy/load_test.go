@@ -109,6 +109,9 @@ func TestTheExamplesLoad(t *testing.T) {
 		"inference account limit.Concurrency lane false",
 		"inference account.plan limit.TokenBucket lane true",
 		"inference pool limit.Concurrency pool false",
+		"vendor vendor limit.Window pool false",
+		"vendor vendor limit.Concurrency pool false",
+		"vendor payments limit.Window pool false",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("the examples have %q, want %q", got, want)

@@ -2,7 +2,6 @@ package policy
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -177,10 +176,7 @@ func (p *parser) unit(fields []field, line int, at *path, unlimited bool) limit.
 // slides reads fixed or sliding.
 func (p *parser) slides(f *field, at *path) bool {
 	text, ok := p.text(f, at)
-	switch {
-	case slices.Contains(later, f.name+": "+text):
-		p.fail(f.line, at, notYet(f.label+": "+text))
-	case ok && text != "fixed" && text != "sliding":
+	if ok && text != "fixed" && text != "sliding" {
 		p.fail(f.line, at, fmt.Sprintf("%s must be fixed or sliding, got %s; write one of the two", f.label, describe(f.value)))
 	}
 	return text == "sliding"

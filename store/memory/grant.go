@@ -26,14 +26,9 @@ func (l *lease) living(life time.Duration) *lease {
 
 // reserve is the reservation of c, whose state has been charged.
 func reserve(c limit.Check, st *state, now int64) reservation {
-	r := reservation{key: c.Key, limit: c.Name, hits: c.Hits}
-	switch l := c.Limit.(type) {
-	case limit.TokenBucket:
-		r.bucket = l
-	case limit.Window:
-		r.length = l.Length().Milliseconds()
-		r.start = st.window.At(r.length, now).Start
-	case limit.Concurrency:
+	r := reservation{key: c.Key, limit: c.Name, hits: c.Hits, of: c.Limit}
+	if w, ok := c.Limit.(limit.Window); ok {
+		r.start = st.window.At(w, now).Start
 	}
 	return r
 }

@@ -33,9 +33,8 @@ type reservation struct {
 	key, limit string
 	hits       int64
 	settled    bool
-	bucket     limit.TokenBucket // zero for a window
-	length     int64             // of a window, ms
-	start      int64             // of the window that it is of
+	of         limit.Limit // a bucket or a window
+	start      int64       // of the window that it is of
 }
 
 // outlives is how long, in ms, the record means something after the lease.
@@ -50,14 +49,13 @@ func (l *lease) outlives() int64 {
 
 // known is what is known of a stream or an operation until a time; after that, nothing is.
 type known struct {
-	kind  kind
-	token string // of its lease
-	until int64  // ms
-	// Of an operation: what it asked, its latest attempt, and how often it was told of its
-	// lease again.
-	body    [16]byte
-	attempt uint32
-	told    int64
+	kind    kind
+	attempt uint32 // of an operation: its latest; here it takes no room
+	token   string // of its lease
+	until   int64  // ms
+	// Of an operation: what it asked, and how often it was told of its lease again.
+	body [16]byte
+	told int64
 }
 
 type kind uint8
@@ -167,10 +165,7 @@ func (s *Store) Undo(_ context.Context, r limit.Request) (limit.Release, error) 
 		case limit.TokenBucket:
 			s.debit(c, -c.Hits, now)
 		case limit.Window:
-			length := w.Length().Milliseconds()
-			if s.state(c.Key).window.At(length, now).Start == l.granted-l.granted%length {
-				s.debit(c, -c.Hits, now)
-			}
+			s.settleWindow(c.Key, w, l.granted-l.granted%w.Length().Milliseconds(), -c.Hits, now)
 		case limit.Concurrency:
 		}
 	}

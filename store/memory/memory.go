@@ -96,7 +96,7 @@ func (s *Store) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 		case limit.TokenBucket:
 			passed = st.bucket.At(l, now).Passes(c.Hits)
 		case limit.Window:
-			passed = st.window.At(l.Length().Milliseconds(), now).Passes(l, c.Hits)
+			passed = st.window.At(l, now).Passes(l, c.Hits, now)
 		case limit.Concurrency:
 			st.slots.reap(now, &budget)
 			passed = c.Hits < 0 || st.slots.live(now) < l.Max
@@ -134,8 +134,8 @@ func (s *Store) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 		case limit.Window:
 			anyway := over(c, passed) && !d.StreamEnded && st.charged != s.calls
 			if (take || anyway) && c.Hits != 0 {
-				st.window = st.window.At(l.Length().Milliseconds(), now).Charge(c.Hits)
-				s.write(c.Key, st, st.window.Start+l.Length().Milliseconds(), slack, now)
+				st.window = st.window.At(l, now).Charge(c.Hits)
+				s.write(c.Key, st, now+st.window.ResetAfterMillis(l, now), slack, now)
 				take = true
 			}
 		case limit.Concurrency:
@@ -213,12 +213,11 @@ func result(c limit.Check, st *state, passed bool, now int64) limit.Result {
 			r.RetryAfter = limit.Millis(ahead + b.RetryAfterMillis(c.Hits))
 		}
 	case limit.Window:
-		length := l.Length().Milliseconds()
-		w := st.window.At(length, now)
-		r.Remaining = w.Remaining(l)
-		r.ResetAfter = limit.Millis(w.ResetAfterMillis(length, now))
+		w := st.window.At(l, now)
+		r.Remaining = w.Remaining(l, now)
+		r.ResetAfter = limit.Millis(w.ResetAfterMillis(l, now))
 		if !passed && !never {
-			r.RetryAfter = r.ResetAfter
+			r.RetryAfter = limit.Millis(w.RetryAfterMillis(l, c.Hits, now))
 		}
 	case limit.Concurrency:
 		r.Remaining = max(0, l.Max-st.slots.live(now))

@@ -80,27 +80,37 @@ func (s *Store) settleOne(l *lease, r *reservation, hits, now int64) (result lim
 		return limit.Late, 0
 	}
 	more = hits - r.hits
-	st := s.state(r.key)
-	if r.length > 0 {
-		w := st.window.At(r.length, now)
-		if w.Start != r.start {
-			return limit.Late, 0
-		}
-		if more != 0 {
-			st.window = w.Charge(more)
-			s.write(r.key, st, w.Start+r.length, slack, now)
-		}
-	} else if more != 0 {
+	switch own := r.of.(type) {
+	case limit.TokenBucket:
 		// Under the limit that its state was written by: a change is the next decision's.
-		own := r.bucket
+		st := s.state(r.key)
 		if b := st.bucket; b.Scale != 0 {
 			own = limit.TokenBucket{Capacity: b.Capacity, Scale: b.Scale, Refill: b.Refill}
 		}
-		st.bucket = st.bucket.At(own, now).Debit(more)
-		s.write(r.key, st, st.bucket.Millis+st.bucket.FullAfterMillis(), slack, now)
+		if more != 0 {
+			st.bucket = st.bucket.At(own, now).Debit(more)
+			s.write(r.key, st, st.bucket.Millis+st.bucket.FullAfterMillis(), slack, now)
+		}
+	case limit.Window:
+		if !s.settleWindow(r.key, own, r.start, more, now) {
+			return limit.Late, 0
+		}
+	case limit.Concurrency:
 	}
 	r.settled = true
 	return limit.Settled, more
+}
+
+// settleWindow adds difference to the window of key that began at start, and reports
+// whether that one still counts. The mutex is held.
+func (s *Store) settleWindow(key string, w limit.Window, start, difference, now int64) bool {
+	st := s.state(key)
+	next, ok := st.window.At(w, now).Settle(w, start, difference)
+	if ok && difference != 0 {
+		st.window = next
+		s.write(key, st, now+next.ResetAfterMillis(w, now), slack, now)
+	}
+	return ok
 }
 
 // settledAll lets the record of l die earlier if nothing of it is to be settled any more.
@@ -141,8 +151,8 @@ func (s *Store) debit(c limit.Check, hits, now int64) {
 		st.bucket = st.bucket.At(l, now).Debit(hits)
 		s.write(c.Key, st, st.bucket.Millis+st.bucket.FullAfterMillis(), slack, now)
 	case limit.Window:
-		st.window = st.window.At(l.Length().Milliseconds(), now).Charge(hits)
-		s.write(c.Key, st, st.window.Start+l.Length().Milliseconds(), slack, now)
+		st.window = st.window.At(l, now).Charge(hits)
+		s.write(c.Key, st, now+st.window.ResetAfterMillis(l, now), slack, now)
 	case limit.Concurrency:
 	}
 }

@@ -57,7 +57,8 @@ end
 -- keys of its stream and its operation ("" for none), how many slots it has, and then
 --   key, name of the limit, linger (ms)                   of each slot
 --   key, name of the limit, hits, settled (1, 0), x, y, z of each reservation: a bucket's
---     capacity, scale and refill; or a window's length (ms) and start, and 0.
+--     capacity, scale and refill; or a window's length (ms) and start, and 0 if it is
+--     fixed, -1 if it is sliding.
 local GRANTED, EXPIRY, UNTIL, STATE, STREAM, OPERATION, SLOTS = 3, 4, 5, 6, 7, 8, 9
 
 -- The record of a lease, if it means something, where its reservations begin, and the last
@@ -76,19 +77,6 @@ end
 
 local function write_record(key, record)
   redis.call('SET', key, cmsgpack.pack(unpack(record)), 'PX', record[UNTIL] - now)
-end
-
--- How long a record with such reservations outlives its lease.
-local function outlives(record, first, last)
-  for i = first, last, 7 do
-    if record[i + 3] == 0 then return RESERVED_SLACK end
-  end
-  return RECORD_SLACK
-end
-
--- Has a set live for so many ms at least. To GT a set without an expiry lives for ever.
-local function extend(key, ms)
-  if redis.call('PEXPIRE', key, ms, 'GT') == 0 then redis.call('PEXPIRE', key, ms, 'NX') end
 end
 
 -- What a later version wrote behind the fields that are known is left out.
@@ -127,12 +115,20 @@ local function bucket_at(packed, capacity, scale, refill)
   return next
 end
 
--- WindowState.At
-local function window_at(packed, length)
+-- WindowState.At. The state of a window is {format, start (ms), count} and, of a sliding one,
+-- the count of the window before: previous, which is nil of a fixed one.
+local function window_at(packed, length, sliding)
   local start = now - fmod(now, length)
+  local state = {start = start, count = 0, write = false}
+  if sliding then state.previous = 0 end
   if packed then
-    local start0, count0 = unpack_state(packed)
-    if start <= start0 then return {start = start0, count = count0, write = false} end
+    local start0, count0, previous0 = unpack_state(packed)
+    if start <= start0 then
+      state.start, state.count = start0, count0
+      if sliding then state.previous = previous0 end
+    elseif sliding and start == start0 + length then
+      state.previous = count0
+    end
   end
-  return {start = start, count = 0, write = false}
+  return state
 end

@@ -10,10 +10,31 @@ local function debit_bucket(key, state, capacity, scale, refill, hits)
     state.millis - now + ceil_div(full - level, refill) + SLACK}
 end
 
+local function write_of_window(key, state, length)
+  local reset = state.start + length - now -- WindowState.ResetAfterMillis
+  if not state.previous then return {key, cmsgpack.pack(WRITES, state.start, state.count), reset + SLACK} end
+  if state.count > 0 then reset = reset + length end
+  return {key, cmsgpack.pack(WRITES, state.start, state.count, state.previous), reset + SLACK}
+end
+
 -- WindowState.Charge
 local function debit_window(key, state, length, hits)
-  local count = min(MAX_EXACT, max(0, state.count + hits))
-  return {key, cmsgpack.pack(WRITES, state.start, count), state.start + length - now + SLACK}
+  local count = state.count + hits
+  state.count = min(MAX_EXACT, max(0, count))
+  if state.previous then state.previous = max(0, state.previous + min(0, count)) end
+  return write_of_window(key, state, length)
+end
+
+-- WindowState.Settle; nil if the window that began at start does not count any more
+local function settle_window(key, state, length, start, difference)
+  if start == state.start then
+    state.count = min(MAX_EXACT, max(0, state.count + difference))
+  elseif state.previous and start == state.start - length then
+    state.previous = min(MAX_EXACT, max(0, state.previous + difference))
+  else
+    return nil
+  end
+  return write_of_window(key, state, length)
 end
 
 local function debited(debits)

@@ -63,7 +63,7 @@ func (s *Store) decideCall(r limit.Request) *call {
 			if l.ChargeOver {
 				over = 1
 			}
-			c.args = append(c.args, "w", key, check.Hits, mode, l.Max, l.Length().Milliseconds(), reserving(check, over))
+			c.args = append(c.args, windowKind(l), key, check.Hits, mode, l.Max, l.Length().Milliseconds(), reserving(check, over))
 		case limit.Concurrency:
 			c.args = append(c.args, "c", key, check.Hits, mode, l.Max, l.Lease.Milliseconds(), strconv.FormatInt(l.Linger.Milliseconds(), 10)+" "+check.Name)
 		}
@@ -78,6 +78,14 @@ func (s *Store) decideCall(r limit.Request) *call {
 		c.keys = append(c.keys, limit.OperationKey(r.Domain, r.Operation.ID))
 	}
 	return c
+}
+
+// windowKind is w's letter for the scripts.
+func windowKind(w limit.Window) string {
+	if w.Sliding {
+		return "s"
+	}
+	return "w"
 }
 
 // reserving is the last argument of a bucket or a window.
@@ -162,7 +170,7 @@ func newGiveBack(r limit.Request) giveBack {
 			g.args = append(g.args, "b", c.Hits, l.Capacity, l.Scale, l.Refill)
 		case limit.Window:
 			g.keys = append(g.keys, c.Key)
-			g.args = append(g.args, "w", c.Hits, l.Length().Milliseconds(), 0, 0)
+			g.args = append(g.args, windowKind(l), c.Hits, l.Length().Milliseconds(), 0, 0)
 		case limit.Concurrency:
 		}
 	}

@@ -1,7 +1,7 @@
 #!lua
 -- decide.lua decides all checks of one request at one instant: all that passed
--- are charged, or none is. The arithmetic is limit/state.go, line for line; all
--- numbers are whole and below 2^53, so doubles hold them exactly.
+-- are charged, or none is. The arithmetic is limit/state.go and window.go, line for line;
+-- all numbers are whole and below 2^53, so doubles hold them exactly.
 --
 -- KEYS  1..n       the states of the checks, each once
 --       n+1, n+2   the lease's record and the domain's index of leases; only
@@ -12,13 +12,13 @@
 --       3          "s" with a stream, "o" with an operation, else ""
 --       then, with an operation, what it asks, and the number of the attempt (0: none)
 --       then 7 a check:
---         kind     b (token bucket), w (window) or c (concurrency)
+--         kind     b (token bucket), w (window), s (sliding window) or c (concurrency)
 --         key      index into KEYS
 --         hits     -2^53 < hits < 2^53; negative refunds
 --         mode     "" enforced, "s" shadow, else a quota group
 --         b:       capacity (tokens), scale (units a token), refill (units a ms)
---         w:       max (hits), length (ms), "1" to charge it when over, else "0"
---                  of both the last, if the limit reserves, then has a space, for how
+--         w, s:    max (hits), length (ms), "1" to charge it when over, else "0"
+--                  of these the last, if the limit reserves, then has a space, for how
 --                  long (ms), a space and the name of the limit
 --         c:       max (slots), life of a lease (ms), linger (ms), a space and the
 --                  name of the limit
@@ -55,8 +55,49 @@ local function count(key)
   return all, ended, found
 end
 
+-- What sliding windows need beyond fixed ones. It is made for those that meet one: a call
+-- makes its functions anew, which all decisions would pay for.
+local function sliding_windows()
+  -- floor(count * part / length), for 0 <= part <= length < 2^35 and any count. The product
+  -- may not be exact, so part is taken in two digits.
+  local DIGIT = 262144 -- 2^18
+  local function part_of(count, part, length)
+    local rest, low = fmod(count, length), fmod(part, DIGIT)
+    local a = rest * ((part - low) / DIGIT) -- < 2^52
+    local ra = fmod(a, length)
+    local b, c = ra * DIGIT, rest * low     -- < 2^53
+    local rb, rc = fmod(b, length), fmod(c, length)
+    local whole = (count - rest) / length * part + (a - ra) / length * DIGIT + (b - rb) / length + (c - rc) / length
+    if rb + rc >= length then return whole + 1 end
+    return whole
+  end
+
+  -- WindowState.Counted, of a sliding one
+  local function counted(state, length)
+    local passed = part_of(state.previous, max(0, now - state.start), length)
+    return min(MAX_EXACT, state.count + (state.previous - passed))
+  end
+
+  -- leftFor: the quotient is below 2^35, so a double is off by 1 at most, which part_of tells.
+  local function left_for(previous, room, length)
+    local left = math.floor(room * length / previous) + 1
+    while left > 0 and previous - part_of(previous, length - left, length) > room do left = left - 1 end
+    return left
+  end
+
+  -- WindowState.RetryAfterMillis, of a sliding one
+  local function window_retry(state, maximum, hits, length)
+    local ends, room = state.start + length, maximum - hits
+    if state.count <= room then return ends - left_for(state.previous, room - state.count, length) - now end
+    return ends + length - left_for(state.count, room, length) - now
+  end
+
+  return counted, window_retry
+end
+
 -- Read and evaluate.
 local states, check = {}, {}
+local counted, window_retry
 local last = #KEYS
 local operation, stream, known, known_till = nil, nil, nil, 0
 if ARGV[3] == 'o' then operation, last = KEYS[last], last - 1 end
@@ -93,17 +134,28 @@ for i = 1, checks do
     kind = ARGV[a], key = KEYS[tonumber(ARGV[a + 1])], hits = tonumber(ARGV[a + 2]), mode = ARGV[a + 3],
     x = tonumber(ARGV[a + 4]), y = tonumber(ARGV[a + 5]), z = ARGV[a + 6],
   }
-  if c.kind ~= 'c' and string.find(c.z, ' ', 1, true) then
-    c.z, c.reserve, c.name = string.match(c.z, '^(%d+) (%d+) (.*)$')
+  local sliding = c.kind == 's'
+  if sliding then
+    c.kind = 'w'
+    if not counted then counted, window_retry = sliding_windows() end
+  end
+  if c.kind ~= 'c' then
+    local z = tonumber(c.z)
+    if not z then
+      z, c.reserve, c.name = string.match(c.z, '^(%d+) (%d+) (.*)$')
+      z = tonumber(z)
+    end
+    c.z = z
   end
   check[i] = c
   local state = states[c.key]
   if c.kind == 'b' then
-    if not state then state = bucket_at(redis.call('GET', c.key), c.x, c.y, tonumber(c.z)) end
+    if not state then state = bucket_at(redis.call('GET', c.key), c.x, c.y, c.z) end
     c.passed = c.hits < 0 or c.hits <= c.x and state.level >= c.hits * c.y
   elseif c.kind == 'w' then
-    if not state then state = window_at(redis.call('GET', c.key), c.y) end
-    c.passed = c.hits < 0 or c.x > 0 and c.hits <= c.x and state.count + c.hits <= c.x
+    if not state then state = window_at(redis.call('GET', c.key), c.y, sliding) end
+    local hits = sliding and counted(state, c.y) or state.count
+    c.passed = c.hits < 0 or c.x > 0 and c.hits <= c.x and hits + c.hits <= c.x
   else
     if not state then
       local all, ended, found = count(c.key)
@@ -133,7 +185,7 @@ local slots, reserved = {}, {}
 for i = 1, replay and 0 or checks do
   local c = check[i]
   local state = states[c.key]
-  local over = c.kind == 'w' and c.z == '1' and c.mode ~= 's' and not c.passed and not gone
+  local over = c.kind == 'w' and c.z == 1 and c.mode ~= 's' and not c.passed and not gone
   if over or c.passed and not refused then
     if c.kind == 'b' then
       if c.hits ~= 0 and not state.charged then
@@ -144,7 +196,9 @@ for i = 1, replay and 0 or checks do
       end
     elseif c.kind == 'w' then
       if c.hits ~= 0 and not state.charged then
-        state.count = min(MAX_EXACT, max(0, state.count + c.hits))
+        local count = state.count + c.hits
+        state.count = min(MAX_EXACT, max(0, count))
+        if count < 0 and state.previous then state.previous = max(0, state.previous + count) end
         state.write, state.charged = true, true
       end
     elseif c.hits >= 0 and not state.charged then
@@ -159,8 +213,8 @@ for i = 1, replay and 0 or checks do
       life = min(life or tonumber(c.reserve), tonumber(c.reserve))
       local r = #reserved
       reserved[r + 1], reserved[r + 2], reserved[r + 3], reserved[r + 4] = c.key, c.name, c.hits, 0
-      if c.kind == 'b' then reserved[r + 5], reserved[r + 6], reserved[r + 7] = c.x, c.y, tonumber(c.z)
-      else reserved[r + 5], reserved[r + 6], reserved[r + 7] = c.y, state.start, 0 end
+      if c.kind == 'b' then reserved[r + 5], reserved[r + 6], reserved[r + 7] = c.x, c.y, c.z
+      else reserved[r + 5], reserved[r + 6], reserved[r + 7] = c.y, state.start, state.previous and -1 or 0 end
     end
   end
 end
@@ -183,21 +237,26 @@ for i = 1, checks do
   local remaining, retry, reset = 0, 0, 0
   if c.kind == 'b' then
     local ahead, full = state.millis - now, c.x * c.y
-    reset = ahead + ceil_div(full - state.level, tonumber(c.z))
+    reset = ahead + ceil_div(full - state.level, c.z)
     if state.write then
-      redis.call('SET', c.key, cmsgpack.pack(WRITES, state.level, c.x, c.y, tonumber(c.z), state.millis), 'PX', reset + SLACK)
+      redis.call('SET', c.key, cmsgpack.pack(WRITES, state.level, c.x, c.y, c.z, state.millis), 'PX', reset + SLACK)
       state.write = false
     end
     if state.level > 0 then remaining = floor_div(state.level, c.y) end
-    if not c.passed and c.hits <= c.x then retry = ahead + ceil_div(max(0, c.hits * c.y - state.level), tonumber(c.z)) end
+    if not c.passed and c.hits <= c.x then retry = ahead + ceil_div(max(0, c.hits * c.y - state.level), c.z) end
   elseif c.kind == 'w' then
+    local previous = state.previous
     reset = state.start + c.y - now
+    if previous and state.count > 0 then reset = reset + c.y end
     if state.write then
-      redis.call('SET', c.key, cmsgpack.pack(WRITES, state.start, state.count), 'PX', reset + SLACK)
+      local packed = previous and cmsgpack.pack(WRITES, state.start, state.count, previous) or cmsgpack.pack(WRITES, state.start, state.count)
+      redis.call('SET', c.key, packed, 'PX', reset + SLACK)
       state.write = false
     end
-    remaining = max(0, c.x - state.count)
-    if not c.passed and c.x > 0 and c.hits <= c.x then retry = reset end
+    remaining = max(0, c.x - (previous and counted(state, c.y) or state.count))
+    if not c.passed and c.x > 0 and c.hits <= c.x then
+      retry = previous and window_retry(state, c.x, c.hits, c.y) or reset
+    end
   else
     if state.held then
       redis.call('ZADD', c.key, now + life, token)

@@ -107,8 +107,8 @@ func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit
 	b := bucket(t, 5, time.Duration(1+r.IntN(2))*time.Second) // its policy changes all the time
 	lingers := lane(t, 3, time.Minute)
 	lingers.Linger = 7 * time.Second
-	checks := []limit.Check{check(b, subject), check(hourly(t, 300), subject), check(lingers, subject), check(lane(t, 5, 20*time.Second), "pool")}
-	checks = checks[r.IntN(3):]
+	checks := []limit.Check{check(b, subject), check(hourly(t, 300), subject), check(slides(t, 40), subject), check(lingers, subject), check(lane(t, 5, 20*time.Second), "pool")}
+	checks = checks[r.IntN(4):]
 	if r.IntN(2) == 0 {
 		for i := range checks {
 			if _, slot := checks[i].Limit.(limit.Concurrency); !slot {
@@ -156,7 +156,7 @@ func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit
 			return fmt.Sprintf("inspect %+v", states), err
 		})
 	case 4:
-		usage := limit.Usage{Domain: "d", Stream: stream, Checks: []limit.Check{check(b, subject), check(hourly(t, 300), subject)}}
+		usage := limit.Usage{Domain: "d", Stream: stream, Checks: []limit.Check{check(b, subject), check(hourly(t, 300), subject), check(slides(t, 40), subject)}}
 		return do(func(s store.Store) (string, error) {
 			settled, err := s.Settle(ctx, usage)
 			return fmt.Sprintf("settle %v", settled), err
@@ -332,6 +332,18 @@ func goldenOperated(t *testing.T) limit.Request {
 	return r
 }
 
+// goldenSliding is what the golden states of a sliding window were made by: 3 hits of 9 that
+// are reserved, 4 in the window before.
+func goldenSliding(t *testing.T) limit.Request {
+	t.Helper()
+	w := hourly(t, 9)
+	w.Sliding = true
+	r := request(check(w, "x"))
+	r.Checks[0].Hits, r.Checks[0].Reserve = 3, 10*time.Minute
+	r.Lease = storetest.TestLease("d", 12)
+	return r
+}
+
 // goldenKeys are the keys of the golden states.
 func goldenKeys(t *testing.T) map[string]string {
 	t.Helper()
@@ -340,12 +352,20 @@ func goldenKeys(t *testing.T) map[string]string {
 		"bucket": r.Checks[0].Key, "window": r.Checks[1].Key, "lease": limit.LeaseKey(r.Lease),
 		"reserved": limit.LeaseKey(goldenReserved(t).Lease), "stream": limit.StreamKey("d", "s"),
 		"operated": limit.LeaseKey(goldenOperated(t).Lease), "operation": limit.OperationKey("d", "o"),
+		"sliding": goldenSliding(t).Checks[0].Key, "slid": limit.LeaseKey(goldenSliding(t).Lease),
 	}
 }
 
 func TestStatesAreWrittenInFormat1(t *testing.T) {
 	each(t, func(t *testing.T, server *storetest.Redis) {
-		s, client := open(t, server, storetest.NewClock().Now)
+		clock := storetest.NewClock()
+		s, client := open(t, server, clock.Now)
+		clock.Advance(-time.Hour)
+		before := request(goldenSliding(t).Checks...)
+		before.Checks[0].Hits, before.Checks[0].Reserve = 4, 0
+		decide(t, s, before)
+		clock.Advance(time.Hour)
+		decide(t, s, goldenSliding(t))
 		decide(t, s, goldenReserved(t))
 		again := goldenOperated(t)
 		decide(t, s, again)
@@ -426,9 +446,33 @@ func TestStatesOfFormat1AreRead(t *testing.T) {
 				if got := inspect(t, s, debt...)[0]; got.Level != -4 || got.Remaining != 0 || got.RetryAfter != 15750*time.Millisecond {
 					t.Errorf("%s: in debt: %+v, want level -4, and a token in 15.75s", what, got)
 				}
+				readSliding(t, what, s, clock)
 			}
 		}
 	})
+}
+
+// readSliding reads the golden states of a sliding window, and moves the clock.
+func readSliding(t *testing.T, what string, s *redis.Store, clock *storetest.Clock) {
+	t.Helper()
+	r := goldenSliding(t)
+	if got := inspect(t, s, r.Checks...)[0]; got.Count != 7 {
+		t.Errorf("%s: Inspect = %+v, want 3 hits and 4", what, got)
+	}
+	if d := decide(t, s, request(check(r.Checks[0].Limit, "x"))); d.Results[0].Remaining != 1 {
+		t.Errorf("%s: Decide = %+v, want 1 left", what, d)
+	}
+	settled, err := s.Settle(storetest.Context(t), limit.Usage{Domain: "d", Lease: r.Lease, Limits: []limit.Used{{Hits: 1}}})
+	if err != nil || settled[0] != (limit.Settlement{Result: limit.Settled, Difference: -2}) {
+		t.Errorf("%s: Settle = %+v, %v, want two hits back", what, settled, err)
+	}
+	if got := inspect(t, s, r.Checks...)[0]; got.Count != 6 {
+		t.Errorf("%s: Inspect = %+v, want 2 hits and 4", what, got)
+	}
+	clock.Advance(time.Hour - 3500*time.Millisecond)
+	if got := inspect(t, s, r.Checks...)[0]; got.Count != 2 || got.ResetAfter != time.Hour {
+		t.Errorf("%s: an hour later: %+v, want the 2 hits of the hour before", what, got)
+	}
 }
 
 // readReserved reads the golden states of a stream and an operation.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"weir/limit"
 )
@@ -14,11 +15,11 @@ func (s *Store) Inspect(ctx context.Context, checks []limit.Check) ([]limit.Stat
 	c.args = []any{s.clock(), limit.MaxHolders}
 	for _, check := range checks {
 		c.keys = append(c.keys, check.Key)
-		switch check.Limit.(type) {
+		switch l := check.Limit.(type) {
 		case limit.TokenBucket:
 			c.args = append(c.args, "b")
 		case limit.Window:
-			c.args = append(c.args, "w")
+			c.args = append(c.args, windowKind(l))
 		case limit.Concurrency:
 			c.args = append(c.args, "c")
 		}
@@ -60,14 +61,22 @@ func inspected(checks []limit.Check, reply any) ([]limit.State, error) {
 			}
 			states[i] = s.Inspect(l, now)
 		case limit.Window:
-			n, err := numbers(raw, 2)
+			fields := 2
+			if l.Sliding {
+				fields = 3
+			}
+			n, err := numbers(raw, fields)
 			if err != nil {
 				return nil, err
 			}
-			if n[0] < 0 || n[1] < 0 || n[0] > limit.MaxExact || n[1] > limit.MaxExact {
+			if slices.Min(n) < 0 || slices.Max(n) > limit.MaxExact {
 				return nil, fmt.Errorf("a window cannot be %v", n)
 			}
-			states[i] = limit.WindowState{Start: n[0], Count: n[1]}.Inspect(l, now)
+			s := limit.WindowState{Start: n[0], Count: n[1]}
+			if l.Sliding {
+				s.Previous = n[2]
+			}
+			states[i] = s.Inspect(l, now)
 		case limit.Concurrency:
 			if len(raw) == 0 {
 				return nil, errors.New("a set without its count")

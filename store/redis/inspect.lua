@@ -5,11 +5,13 @@
 -- KEYS  1..n  the states of the checks
 -- ARGV  1     now, ms since the epoch; "" in production: Redis TIME
 --       2     how many leases of a concurrency limit are told, at most
---       then, for each key, its kind: b (token bucket), w (window), c (concurrency)
+--       then, for each key, its kind: b (token bucket), w (window), s (sliding window),
+--       c (concurrency)
 --
 -- Returns {now (ms), then for each key
 --   b: {level (units), capacity, scale, refill, time (ms)}, or {} without state
 --   w: {start (ms), count}, or {} without state
+--   s: {start (ms), count, the count of the window before}, or {} without state
 --   c: {live leases, then for each of those that expire first: token, expiry (ms)}}.
 
 -- The first fields of a state: a later version may have written more.
@@ -22,6 +24,8 @@ local function unpack_fields(packed, fields)
   return {unpack(state, 2, 1 + fields)}
 end
 
+local FIELDS = {b = 5, w = 2, s = 3}
+
 local reply = {now}
 for i, key in ipairs(KEYS) do
   local kind, state = ARGV[i + 2], {}
@@ -33,7 +37,7 @@ for i, key in ipairs(KEYS) do
     end
   else
     local packed = redis.call('GET', key)
-    if packed then state = unpack_fields(packed, kind == 'b' and 5 or 2) end
+    if packed then state = unpack_fields(packed, FIELDS[kind]) end
   end
   reply[i + 1] = state
 end

@@ -26,6 +26,16 @@ func inspect(t testing.TB, s store.Store, checks ...limit.Check) []limit.State {
 	return states
 }
 
+// slides is a window of so many hits in 20 s, which slides.
+func slides(t testing.TB, maximum int64) limit.Window {
+	t.Helper()
+	w, err := limit.NewSlidingWindow(maximum, limit.Second, 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
 func hourly(t testing.TB, maximum int64) limit.Window {
 	t.Helper()
 	w, err := limit.NewWindow(maximum, limit.Hour, 1)

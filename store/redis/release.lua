@@ -17,10 +17,10 @@
 --          again is kept
 --       5  by stream: what the names of the domain's records begin with
 --       then, to undo, 5 for each state:
---         kind  b (token bucket) or w (window)
+--         kind  b (token bucket), w (window) or s (sliding window)
 --         hits  0 < hits < 2^53
 --         b:    capacity (tokens), scale (units a token), refill (units a ms)
---         w:    length (ms), "0", "0"
+--         w, s: length (ms), "0", "0"
 --
 -- Returns {1 released, 2 not held, 3 expired or 4 lingering; of a lease that was held
 -- also the ms that it was, and for each slot that is free now its key and the name of
@@ -68,8 +68,7 @@ if undo and expiry > now then
     if ARGV[a] == 'b' then
       debits[#debits + 1] = debit_bucket(KEYS[i], bucket_at(packed, x, y, z), x, y, z, -hits)
     else
-      local state = window_at(packed, x)
-      if state.start == granted - fmod(granted, x) then debits[#debits + 1] = debit_window(KEYS[i], state, x, -hits) end
+      debits[#debits + 1] = settle_window(KEYS[i], window_at(packed, x, ARGV[a] == 's'), x, granted - fmod(granted, x), -hits)
     end
   end
 end

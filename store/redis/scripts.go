@@ -14,6 +14,8 @@ var (
 	releaseSource string
 	//go:embed renew.lua
 	renewSource string
+	//go:embed lease.lua
+	leaseSource string
 	//go:embed debit.lua
 	debitSource string
 	//go:embed settle.lua
@@ -37,9 +39,9 @@ func newScripts(change func(source string) string) scripts {
 	}
 	return scripts{
 		decide:  whole(decideSource),
-		release: whole(releaseSource, debitSource),
-		renew:   whole(renewSource),
-		settle:  whole(settleSource, debitSource),
+		release: whole(releaseSource, leaseSource, debitSource),
+		renew:   whole(renewSource, leaseSource),
+		settle:  whole(settleSource, leaseSource, debitSource),
 		inspect: whole(inspectSource),
 	}
 }

@@ -52,7 +52,7 @@ func (s *Store) settleCall(u limit.Usage) *call {
 		case limit.TokenBucket:
 			c.args = append(c.args, "b", key, check.Hits, l.Capacity, l.Scale, l.Refill, reserves)
 		case limit.Window:
-			c.args = append(c.args, "w", key, check.Hits, l.Length().Milliseconds(), 0, 0, reserves)
+			c.args = append(c.args, windowKind(l), key, check.Hits, l.Length().Milliseconds(), 0, 0, reserves)
 		case limit.Concurrency: // CheckUsage refuses it
 		}
 	}

@@ -1,7 +1,7 @@
 #!lua
 -- settle.lua settles what a lease has reserved by what was used in truth, once each, and
 -- charges the rest, once for each of a stream's limits, whether or not that much is left.
--- The arithmetic is limit/state.go, line for line.
+-- The arithmetic is limit/state.go and window.go, line for line.
 --
 -- KEYS  1..n  the states of the checks, each once
 --       then  the lease's record; only with its token
@@ -14,11 +14,11 @@
 --       4     "1" to charge nothing that was not reserved
 --       5     what the names of the domain's records begin with
 --       then 7 an item:
---         kind  b (token bucket), w (window), or n (by the limit's name)
+--         kind  b (token bucket), w (window), s (sliding window), or n (by the limit's name)
 --         key   index into KEYS; or the name, "" for all
 --         hits  -2^53 < hits < 2^53; negative refunds
 --         b:    capacity (tokens), scale (units a token), refill (units a ms)
---         w:    length (ms), "0", "0"
+--         w, s: length (ms), "0", "0"
 --         then  "1" if the limit reserves, else ""
 --
 -- Returns for each item: 1 settled, 2 charged, 3 settled or charged before, 4 late or 5 not
@@ -58,11 +58,13 @@ local function settle(i, hits)
       local _, capacity, scale, refill = unpack_state(packed)
       x, y, z = capacity, scale, refill
     end
-    if more ~= 0 then debits[#debits + 1] = debit_bucket(key, bucket_at(packed, x, y, z), x, y, z, more) end
+    if more > 0 or more < 0 and packed then debits[#debits + 1] = debit_bucket(key, bucket_at(packed, x, y, z), x, y, z, more) end
   else
-    local state = window_at(packed, x)
-    if state.start ~= y then return LATE, 0 end
-    if more ~= 0 then debits[#debits + 1] = debit_window(key, state, x, more) end
+    -- Redis has lost the count, or its slot is moving: there is nothing to give back from.
+    if not packed and record[i + 2] > 0 then return LATE, 0 end
+    local debit = settle_window(key, window_at(packed, x, z < 0), x, y, more)
+    if not debit then return LATE, 0 end
+    if more ~= 0 then debits[#debits + 1] = debit end
   end
   record[i + 3], settled = 1, true
   return SETTLED, more
@@ -92,7 +94,7 @@ for a = 6, #ARGV, 7 do
       if ARGV[a] == 'b' then
         debits[#debits + 1] = debit_bucket(key, bucket_at(packed, x, y, z), x, y, z, hits)
       else
-        debits[#debits + 1] = debit_window(key, window_at(packed, x), x, hits)
+        debits[#debits + 1] = debit_window(key, window_at(packed, x, ARGV[a] == 's'), x, hits)
       end
     end
   end

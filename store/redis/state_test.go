@@ -485,3 +485,28 @@ func TestAUserNeedsNoMoreRightsThanAreTold(t *testing.T) {
 		}
 	})
 }
+
+// Redis has lost what a window counted, and not who reserved of it: what is given back
+// would be somebody else's.
+func TestAReservationOfALostCountIsLate(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		s, client := open(t, server, storetest.NewClock().Now)
+		r := withLease(request(check(hourly(t, 10), "x"), check(bucket(t, 10, time.Second), "x")))
+		for i := range r.Checks {
+			r.Checks[i].Hits, r.Checks[i].Reserve = 4, time.Minute
+		}
+		decide(t, s, r)
+		if err := client.Del(storetest.Context(t), r.Checks[0].Key, r.Checks[1].Key).Err(); err != nil {
+			t.Fatal(err)
+		}
+		decide(t, s, request(check(bucket(t, 10, time.Second), "y"))) // others go on
+		settled, err := s.Settle(storetest.Context(t), limit.Usage{Domain: r.Domain, Lease: r.Lease, Checks: []limit.Check{r.Checks[0], r.Checks[1]}})
+		want := []limit.Settlement{{Result: limit.Late}, {Result: limit.Settled}}
+		if err != nil || fmt.Sprint(settled) != fmt.Sprint(want) {
+			t.Errorf("Settle = %v, %v, want %v", settled, err, want)
+		}
+		if n, err := client.Exists(storetest.Context(t), r.Checks[1].Key).Result(); err != nil || n != 0 {
+			t.Errorf("a bucket that is full has a state: %d, %v", n, err)
+		}
+	})
+}

@@ -73,7 +73,7 @@ func (p *program) step(t *testing.T) {
 	ctx := storetest.Context(t)
 	switch p.next(13) {
 	case 0:
-		by := pick(p, 1, 3, 250, 999, 1000, 7001, 60_000, 3_600_000, 86_400_000, 40*86_400_000, -2, -5000)
+		by := pick(p, 1, 3, 250, 999, 1000, 7001, 23_456, 60_000, 3_600_000, 86_400_000, 40*86_400_000, -2, -5000)
 		if by < 0 && p.slots {
 			by = -by
 		}
@@ -205,7 +205,11 @@ func (p *program) request() limit.Request {
 		case 0:
 			c.Limit = p.bucket()
 		case 1:
-			w, err := limit.NewWindow(pick[int64](p, 3, 10, 1, 0), pick(p, limit.Minute, limit.Hour, limit.Day, limit.Month), pick[int64](p, 1, 1, 7))
+			newWindow := limit.NewWindow
+			if p.next(2) == 0 {
+				newWindow = limit.NewSlidingWindow
+			}
+			w, err := newWindow(pick[int64](p, 3, 10, 1, 0), pick(p, limit.Second, limit.Minute, limit.Hour, limit.Day, limit.Month), pick[int64](p, 1, 1, 7))
 			if err != nil {
 				panic(err)
 			}

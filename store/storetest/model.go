@@ -32,7 +32,12 @@ type modelBucket struct {
 	limit  limit.TokenBucket // that it was last decided under
 }
 
-type modelWindow struct{ start, count int64 }
+// modelWindow is what has been counted in each window, by its start, and the latest that
+// it was counted in.
+type modelWindow struct {
+	latest int64
+	hits   map[int64]int64
+}
 
 type modelLease struct {
 	id              limit.LeaseID
@@ -169,15 +174,6 @@ func (b *modelBucket) millisUntil(tokens *big.Rat, now int64) int64 {
 	return b.at - now - up.Int64()
 }
 
-func (m *Model) window(key string, w limit.Window, now int64) modelWindow {
-	length := w.Length().Milliseconds()
-	start := now / length * length
-	if old := m.windows[key]; old != nil && old.start >= start {
-		return *old
-	}
-	return modelWindow{start: start}
-}
-
 func (m *Model) live(key string, now int64) int64 {
 	n := int64(0)
 	for _, l := range m.leases {
@@ -205,8 +201,7 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 		case limit.TokenBucket:
 			passed = passed || m.bucket(c.Key, l, now).tokens.Cmp(integer(c.Hits)) >= 0
 		case limit.Window:
-			sum := new(big.Int).Add(big.NewInt(m.window(c.Key, l, now).count), big.NewInt(c.Hits))
-			passed = passed || l.Max != 0 && sum.Cmp(big.NewInt(l.Max)) <= 0
+			passed = passed || m.fits(c.Key, l, c.Hits, now)
 		case limit.Concurrency:
 			passed = passed || m.live(c.Key, now) < l.Max
 		}
@@ -279,9 +274,8 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 		case limit.Window:
 			pays = pays || l.ChargeOver && !c.Shadow && !d.Results[i].Passed && !d.StreamEnded // S5
 			if pays && c.Hits != 0 && !charged[c.Key] {
-				w := m.window(c.Key, l, now)
-				w.count = min(limit.MaxExact, max(0, w.count+c.Hits))
-				m.windows[c.Key], charged[c.Key] = &w, true
+				m.count(c.Key, l, c.Hits, now)
+				charged[c.Key] = true
 			}
 		case limit.Concurrency:
 			if pays && c.Hits >= 0 {
@@ -294,7 +288,7 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 			live(c.Reserve)
 			one := &modelReservation{key: c.Key, name: c.Name, hits: c.Hits, limit: c.Limit}
 			if w, ok := c.Limit.(limit.Window); ok {
-				one.start = m.window(c.Key, w, now).start
+				one.start = m.latest(c.Key, w, now)
 			}
 			held.reserved = append(held.reserved, one)
 		}
@@ -339,11 +333,10 @@ func (m *Model) tell(c limit.Check, r *limit.Result, now int64) {
 			r.RetryAfter = limit.Millis(b.millisUntil(integer(c.Hits), now))
 		}
 	case limit.Window:
-		w := m.window(c.Key, l, now)
-		r.Remaining = max(0, l.Max-w.count)
-		r.ResetAfter = limit.Millis(w.start + l.Length().Milliseconds() - now)
+		s := m.windowState(c.Key, l, c.Hits, now)
+		r.Remaining, r.ResetAfter = s.Remaining, s.ResetAfter
 		if !r.Passed && l.Max > 0 && c.Hits <= l.Max {
-			r.RetryAfter = r.ResetAfter
+			r.RetryAfter = s.RetryAfter
 		}
 	case limit.Concurrency:
 		r.Remaining = max(0, l.Max-m.live(c.Key, now))
@@ -476,12 +469,7 @@ func (m *Model) Inspect(_ context.Context, checks []limit.Check) ([]limit.State,
 			}
 			s.RetryAfter, s.ResetAfter = has(1), has(l.Capacity)
 		case limit.Window:
-			w := m.window(c.Key, l, now)
-			s.Count, s.Remaining = w.count, max(0, l.Max-w.count)
-			s.ResetAfter = limit.Millis(first(func(after int64) bool { return m.window(c.Key, l, now+after).start > w.start }))
-			if l.Max > 0 && w.count >= l.Max {
-				s.RetryAfter = s.ResetAfter
-			}
+			*s = m.windowState(c.Key, l, 1, now)
 		case limit.Concurrency:
 			s.Count = m.live(c.Key, now)
 			s.Remaining = max(0, l.Max-s.Count)

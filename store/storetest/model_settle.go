@@ -17,8 +17,9 @@ func (m *Model) Undo(ctx context.Context, r limit.Request) (limit.Release, error
 	if of.retold && !of.ended {
 		return limit.Release{Result: limit.NotHeld}, nil
 	}
+	ended := of.ended // by a release: its attempts are late
 	released, err := m.Release(ctx, limit.Ending{Lease: r.Lease})
-	if released.Result != limit.NotHeld {
+	if released.Result != limit.NotHeld && !ended {
 		delete(m.asked, of.name)
 	}
 	if released.Result != limit.Released {
@@ -33,9 +34,10 @@ func (m *Model) Undo(ctx context.Context, r limit.Request) (limit.Release, error
 		given[c.Key] = true
 		if w, ok := c.Limit.(limit.Window); ok {
 			length := w.Length().Milliseconds()
-			if m.window(c.Key, w, now).start != l.granted/length*length {
-				continue
+			if start := l.granted / length * length; m.counts(c.Key, w, start, now) {
+				m.countIn(c.Key, m.latest(c.Key, w, now), start, -c.Hits)
 			}
+			continue
 		}
 		m.debit(c.Key, c.Limit, -c.Hits, now)
 	}
@@ -53,9 +55,7 @@ func (m *Model) debit(key string, l limit.Limit, hits, now int64) {
 		}
 		m.buckets[key] = b
 	case limit.Window:
-		w := m.window(key, l, now)
-		w.count = min(limit.MaxExact, max(0, w.count+hits))
-		m.windows[key] = &w
+		m.count(key, l, hits, now)
 	case limit.Concurrency:
 	}
 }
@@ -121,25 +121,23 @@ func (m *Model) settleOne(l *modelLease, r *modelReservation, hits, now int64) l
 	if !l.released && !l.lingers && now >= l.expiry {
 		return limit.Settlement{Result: limit.Late}
 	}
-	under := r.limit
-	switch w := r.limit.(type) {
+	switch l := r.limit.(type) {
 	case limit.Window:
-		if m.window(r.key, w, now).start != r.start {
+		if !m.counts(r.key, l, r.start, now) {
 			return limit.Settlement{Result: limit.Late}
+		}
+		if hits != r.hits {
+			m.countIn(r.key, m.latest(r.key, l, now), r.start, hits-r.hits)
 		}
 	case limit.TokenBucket:
 		if b := m.buckets[r.key]; b != nil {
-			under = b.limit // S18
+			l = b.limit // S18
+		}
+		if hits != r.hits {
+			m.debit(r.key, l, hits-r.hits, now)
 		}
 	case limit.Concurrency:
 	}
-	m.debitIf(hits != r.hits, r.key, under, hits-r.hits, now)
 	r.settled, l.settledAt = true, now
 	return limit.Settlement{Result: limit.Settled, Difference: hits - r.hits}
-}
-
-func (m *Model) debitIf(is bool, key string, l limit.Limit, hits, now int64) {
-	if is {
-		m.debit(key, l, hits, now)
-	}
 }

@@ -973,7 +973,7 @@ type LimitStatus struct {
 	// What is left after the decision, also if it was refused: tokens, hits or
 	// slots.
 	Remaining uint64 `protobuf:"varint,4,opt,name=remaining,proto3" json:"remaining,omitempty"`
-	// When the bucket is full or the window ends; absent for concurrency.
+	// When the bucket is full, or the window has forgotten what counts now; absent for concurrency.
 	ResetAfter *durationpb.Duration `protobuf:"bytes,5,opt,name=reset_after,json=resetAfter,proto3" json:"reset_after,omitempty"`
 	// Whether this check by itself would admit.
 	Passed bool `protobuf:"varint,6,opt,name=passed,proto3" json:"passed,omitempty"`
@@ -1888,7 +1888,7 @@ type LimitState struct {
 	Level int64 `protobuf:"varint,7,opt,name=level,proto3" json:"level,omitempty"`
 	// The hits counted in this window, or the live leases; 0 for a bucket.
 	Count uint64 `protobuf:"varint,8,opt,name=count,proto3" json:"count,omitempty"`
-	// When the bucket is full or the window ends; absent for concurrency.
+	// When the bucket is full, or the window has forgotten what counts now; absent for concurrency.
 	ResetAfter *durationpb.Duration `protobuf:"bytes,9,opt,name=reset_after,json=resetAfter,proto3" json:"reset_after,omitempty"`
 	// The live leases, the one that expires first first; at most 100, where count
 	// tells how many there are. Of concurrency only.

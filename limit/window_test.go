@@ -59,24 +59,24 @@ func TestHowASlidingWindowStands(t *testing.T) {
 	sec := time.Second
 	for _, tt := range []struct {
 		name  string
-		s     limit.SlidingState
+		s     limit.WindowState
 		w     limit.Window
 		after time.Duration // now
 		want  limit.State
 	}{
-		{"nothing counted", limit.SlidingState{}, w, 20 * sec, limit.State{Remaining: 60, ResetAfter: 40 * sec}},
-		{"in its own window a hit counts whole", limit.SlidingState{Start: current, Count: 10}, w, 59 * sec, limit.State{Count: 10, Remaining: 50, ResetAfter: 61 * sec}},
-		{"in the next, by the part that is left", limit.SlidingState{Start: before, Count: 30}, w, 20 * sec, limit.State{Count: 20, Remaining: 40, ResetAfter: 40 * sec}},
-		{"a part of a hit is a hit", limit.SlidingState{Start: before, Count: 1}, w, 59_999 * time.Millisecond, limit.State{Count: 1, Remaining: 59, ResetAfter: time.Millisecond}},
-		{"after two windows nothing is left", limit.SlidingState{Start: before, Count: 30}, w, 60 * sec, limit.State{Remaining: 60, ResetAfter: 60 * sec}},
-		{"both windows", limit.SlidingState{Start: current, Count: 7, Previous: 60}, w, 20 * sec, limit.State{Count: 47, Remaining: 13, ResetAfter: 100 * sec}},
-		{"full by the window before", limit.SlidingState{Start: current, Count: 20, Previous: 60}, w, 20 * sec, limit.State{Count: 60, RetryAfter: sec, ResetAfter: 100 * sec}},
-		{"full by itself", limit.SlidingState{Start: current, Count: 60}, w, 50 * sec, limit.State{Count: 60, RetryAfter: 11 * sec, ResetAfter: 70 * sec}},
-		{"over", limit.SlidingState{Start: current, Count: 600}, w, 50 * sec, limit.State{Count: 600, RetryAfter: 64_100 * time.Millisecond, ResetAfter: 70 * sec}},
-		{"as much as can be counted", limit.SlidingState{Start: current, Count: limit.MaxExact, Previous: limit.MaxExact}, w, 0, limit.State{Count: limit.MaxExact, RetryAfter: 2 * time.Minute, ResetAfter: 2 * time.Minute}},
-		{"time set back", limit.SlidingState{Start: current, Count: 20, Previous: 30}, w, -5 * sec, limit.State{Count: 50, Remaining: 10, ResetAfter: 125 * sec}},
-		{"full, time set back", limit.SlidingState{Start: current, Count: 30, Previous: 30}, w, -5 * sec, limit.State{Count: 60, RetryAfter: 7 * sec, ResetAfter: 125 * sec}},
-		{"a ban has no wait", limit.SlidingState{}, ban, 0, limit.State{ResetAfter: time.Minute}},
+		{"nothing counted", limit.WindowState{}, w, 20 * sec, limit.State{Remaining: 60, ResetAfter: 40 * sec}},
+		{"in its own window a hit counts whole", limit.WindowState{Start: current, Count: 10}, w, 59 * sec, limit.State{Count: 10, Remaining: 50, ResetAfter: 61 * sec}},
+		{"in the next, by the part that is left", limit.WindowState{Start: before, Count: 30}, w, 20 * sec, limit.State{Count: 20, Remaining: 40, ResetAfter: 40 * sec}},
+		{"a part of a hit is a hit", limit.WindowState{Start: before, Count: 1}, w, 59_999 * time.Millisecond, limit.State{Count: 1, Remaining: 59, ResetAfter: time.Millisecond}},
+		{"after two windows nothing is left", limit.WindowState{Start: before, Count: 30}, w, 60 * sec, limit.State{Remaining: 60, ResetAfter: 60 * sec}},
+		{"both windows", limit.WindowState{Start: current, Count: 7, Previous: 60}, w, 20 * sec, limit.State{Count: 47, Remaining: 13, ResetAfter: 100 * sec}},
+		{"full by the window before", limit.WindowState{Start: current, Count: 20, Previous: 60}, w, 20 * sec, limit.State{Count: 60, RetryAfter: sec, ResetAfter: 100 * sec}},
+		{"full by itself", limit.WindowState{Start: current, Count: 60}, w, 50 * sec, limit.State{Count: 60, RetryAfter: 11 * sec, ResetAfter: 70 * sec}},
+		{"over", limit.WindowState{Start: current, Count: 600}, w, 50 * sec, limit.State{Count: 600, RetryAfter: 64_100 * time.Millisecond, ResetAfter: 70 * sec}},
+		{"as much as can be counted", limit.WindowState{Start: current, Count: limit.MaxExact, Previous: limit.MaxExact}, w, 0, limit.State{Count: limit.MaxExact, RetryAfter: 2 * time.Minute, ResetAfter: 2 * time.Minute}},
+		{"time set back", limit.WindowState{Start: current, Count: 20, Previous: 30}, w, -5 * sec, limit.State{Count: 50, Remaining: 10, ResetAfter: 125 * sec}},
+		{"full, time set back", limit.WindowState{Start: current, Count: 30, Previous: 30}, w, -5 * sec, limit.State{Count: 60, RetryAfter: 7 * sec, ResetAfter: 125 * sec}},
+		{"a ban has no wait", limit.WindowState{}, ban, 0, limit.State{ResetAfter: time.Minute}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if diff := cmp.Diff(tt.want, tt.s.Inspect(tt.w, now+tt.after.Milliseconds())); diff != "" {
@@ -85,21 +85,21 @@ func TestHowASlidingWindowStands(t *testing.T) {
 		})
 	}
 	for _, hits := range []int64{0, 1} {
-		if (limit.SlidingState{}).Passes(ban, hits, now) {
+		if (limit.WindowState{}).Passes(ban, hits, now) {
 			t.Errorf("a ban lets %d hits pass", hits)
 		}
 	}
-	if full := (limit.SlidingState{Start: current, Count: 60}); !full.Passes(w, 0, now) || full.Passes(w, 1, now) || !full.Passes(ban, -1, now) {
+	if full := (limit.WindowState{Start: current, Count: 60}); !full.Passes(w, 0, now) || full.Passes(w, 1, now) || !full.Passes(ban, -1, now) {
 		t.Error("a full window must let 0 hits pass and not 1, and a refund always")
 	}
 }
 
 func TestARefundIsOfWhatWasCountedLast(t *testing.T) {
-	s := limit.SlidingState{Start: 60_000, Count: 5, Previous: 10}
+	s := limit.WindowState{Start: 60_000, Count: 5, Previous: 10}
 	for _, tt := range []struct{ hits, count, previous int64 }{
 		{3, 8, 10}, {0, 5, 10}, {-3, 2, 10}, {-5, 0, 10}, {-7, 0, 8}, {-15, 0, 0}, {-limit.MaxExact, 0, 0}, {limit.MaxExact, limit.MaxExact, 10},
 	} {
-		if got, want := s.Charge(tt.hits), (limit.SlidingState{Start: 60_000, Count: tt.count, Previous: tt.previous}); got != want {
+		if got, want := s.Charge(tt.hits), (limit.WindowState{Start: 60_000, Count: tt.count, Previous: tt.previous}); got != want {
 			t.Errorf("%+v.Charge(%d) = %+v, want %+v", s, tt.hits, got, want)
 		}
 	}
@@ -109,20 +109,20 @@ func TestASettlementIsOfTheWindowThatItWasReservedIn(t *testing.T) {
 	w := sliding(t, 20, limit.Minute, 1)
 	fixed := w
 	fixed.Sliding = false
-	s := limit.SlidingState{Start: 120_000, Count: 5, Previous: 10}
+	s := limit.WindowState{Start: 120_000, Count: 5, Previous: 10}
 	for _, tt := range []struct {
 		w                 limit.Window
 		start, difference int64
-		want              limit.SlidingState
+		want              limit.WindowState
 		ok                bool
 	}{
-		{w, 120_000, 7, limit.SlidingState{Start: 120_000, Count: 12, Previous: 10}, true},
-		{w, 120_000, -7, limit.SlidingState{Start: 120_000, Previous: 10}, true},
-		{w, 60_000, -7, limit.SlidingState{Start: 120_000, Count: 5, Previous: 3}, true},
-		{w, 60_000, limit.MaxExact, limit.SlidingState{Start: 120_000, Count: 5, Previous: limit.MaxExact}, true},
+		{w, 120_000, 7, limit.WindowState{Start: 120_000, Count: 12, Previous: 10}, true},
+		{w, 120_000, -7, limit.WindowState{Start: 120_000, Previous: 10}, true},
+		{w, 60_000, -7, limit.WindowState{Start: 120_000, Count: 5, Previous: 3}, true},
+		{w, 60_000, limit.MaxExact, limit.WindowState{Start: 120_000, Count: 5, Previous: limit.MaxExact}, true},
 		{w, 0, -7, s, false},
 		{w, 180_000, -7, s, false},
-		{fixed, 120_000, -7, limit.SlidingState{Start: 120_000, Previous: 10}, true},
+		{fixed, 120_000, -7, limit.WindowState{Start: 120_000, Previous: 10}, true},
 		{fixed, 60_000, -7, s, false},
 	} {
 		if got, ok := s.Settle(tt.w, tt.start, tt.difference); got != tt.want || ok != tt.ok {
@@ -138,7 +138,7 @@ func TestSlidingAgainstIntegersWithoutBound(t *testing.T) {
 	for range 20_000 {
 		w := randomSliding(t, r)
 		length := w.Length().Milliseconds()
-		s := limit.SlidingState{Start: r.Int64N(1000) * length, Count: upTo(r, limit.MaxExact), Previous: upTo(r, limit.MaxExact)}
+		s := limit.WindowState{Start: r.Int64N(1000) * length, Count: upTo(r, limit.MaxExact), Previous: upTo(r, limit.MaxExact)}
 		if r.IntN(2) == 0 { // near the limit
 			s.Count, s.Previous = upTo(r, w.Max), upTo(r, 2*w.Max)
 		}
@@ -177,7 +177,7 @@ func upTo(r *rand.Rand, most int64) int64 {
 }
 
 // expectCounted wants count + ceil(previous * left / length).
-func expectCounted(t testing.TB, s limit.SlidingState, w limit.Window, now int64) {
+func expectCounted(t testing.TB, s limit.WindowState, w limit.Window, now int64) {
 	t.Helper()
 	length := w.Length().Milliseconds()
 	left := min(length, s.Start+length-now)
@@ -193,7 +193,7 @@ func expectCounted(t testing.TB, s limit.SlidingState, w limit.Window, now int64
 }
 
 // expectFirstPass wants hits refused 1 ms before their retry, and admitted then.
-func expectFirstPass(t testing.TB, s limit.SlidingState, w limit.Window, hits, now int64) {
+func expectFirstPass(t testing.TB, s limit.WindowState, w limit.Window, hits, now int64) {
 	t.Helper()
 	if s.Passes(w, hits, now) {
 		return
@@ -208,35 +208,36 @@ func expectFirstPass(t testing.TB, s limit.SlidingState, w limit.Window, hits, n
 	}
 }
 
-// A fixed window is one that forgets the one before: SlidingState decides it as
-// WindowState does.
-func TestASlidingStateOfAFixedWindowIsAWindowState(t *testing.T) {
+// A fixed window is one that forgets the one before: nothing but the hits since its start
+// count, and all waits are for its end.
+func TestAFixedWindowCountsItselfAlone(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	w, err := limit.NewWindow(9, limit.Second, 2)
 	if err != nil {
 		t.Fatal(err)
 	}
 	const length = 2000
-	var s limit.SlidingState
-	var f limit.WindowState
+	var s limit.WindowState
+	var start, count int64 // the latest window, and its hits
 	now := int64(1_800_000_000_000)
 	for step := range 20_000 {
 		now += r.Int64N(1500) - 400
 		hits := r.Int64N(14) - 3
-		s, f = s.At(w, now), f.At(length, now)
-		passes := f.Passes(w, hits)
-		if s.Passes(w, hits, now) != passes || s.Remaining(w, now) != f.Remaining(w) ||
-			s.ResetAfterMillis(w, now) != f.ResetAfterMillis(length, now) || !cmp.Equal(s.Inspect(w, now), f.Inspect(w, now)) {
-			t.Fatalf("step %d: %+v says another thing of %d hits than %+v", step, s, hits, f)
+		if began := now / length * length; began > start {
+			start, count = began, 0
 		}
-		if !passes && hits <= w.Max && s.RetryAfterMillis(w, hits, now) != f.ResetAfterMillis(length, now) {
+		if s = s.At(w, now); s != (limit.WindowState{Start: start, Count: count}) {
+			t.Fatalf("step %d: %+v, want %d hits since %d", step, s, count, start)
+		}
+		passes, end := hits < 0 || count+hits <= w.Max, start+length-now
+		if got := s.Passes(w, hits, now); got != passes || s.Remaining(w, now) != max(0, w.Max-count) || s.ResetAfterMillis(w, now) != end {
+			t.Fatalf("step %d: %+v passes %d hits: %v, has %d left and ends in %d ms, want %v, %d, %d", step, s, hits, got, s.Remaining(w, now), s.ResetAfterMillis(w, now), passes, max(0, w.Max-count), end)
+		}
+		if !passes && hits <= w.Max && s.RetryAfterMillis(w, hits, now) != end {
 			t.Fatalf("step %d: %+v does not retry at its end", step, s)
 		}
 		if passes || r.IntN(4) == 0 {
-			s, f = s.Charge(hits), f.Charge(hits)
-		}
-		if s.Start != f.Start || s.Count != f.Count || s.Previous != 0 {
-			t.Fatalf("step %d: %+v, want %+v", step, s, f)
+			s, count = s.Charge(hits), max(0, count+hits)
 		}
 	}
 }
@@ -272,7 +273,7 @@ func TestSlidingAgainstALog(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 5))
 		w := sliding(t, 1+r.Int64N(1<<r.IntN(8)), limit.Second, 1+r.Int64N(3))
 		length := w.Length().Milliseconds()
-		var s limit.SlidingState
+		var s limit.WindowState
 		var log hitLog
 		now := int64(1_800_000_000_000)
 		for range 400 {
@@ -337,7 +338,7 @@ func TestTheBoundOfASlidingWindowIsReached(t *testing.T) {
 		w := sliding(t, tt.max, limit.Second, tt.seconds)
 		length := w.Length().Milliseconds()
 		begin := 1000 * length
-		s := limit.SlidingState{}.At(w, begin-1).Charge(tt.max)
+		s := limit.WindowState{}.At(w, begin-1).Charge(tt.max)
 		var log hitLog
 		log.add(begin-1, tt.max)
 		for now := begin; now <= begin+length-2; now++ {
@@ -358,7 +359,7 @@ func TestTheBoundOfASlidingWindowIsReached(t *testing.T) {
 func TestTheLongestWaitOfASlidingWindowIsReached(t *testing.T) {
 	w := sliding(t, 10, limit.Minute, 1)
 	const begin, length = 600_000, 60_000
-	s := limit.SlidingState{}.At(w, begin).Charge(10)
+	s := limit.WindowState{}.At(w, begin).Charge(10)
 	const now = begin + length // a log has forgotten the 10
 	s = s.At(w, now)
 	if got := s.Counted(w, now); got != 10 {
@@ -386,7 +387,7 @@ func TestWhatASteadyDemandGets(t *testing.T) {
 		{5000, []int64{5000, 4995, 4995, 4995, 4995}},
 	} {
 		w := sliding(t, tt.max, limit.Second, 1)
-		var s limit.SlidingState
+		var s limit.WindowState
 		got := make([]int64, len(tt.want))
 		for now := range int64(1000 * len(got)) {
 			s = s.At(w, now)
@@ -448,7 +449,7 @@ func FuzzSliding(f *testing.F) {
 		counted := make(map[int64]int64) // hits by the start of their window
 		last := int64(0)                 // the latest window
 		now := length * 1000
-		var s limit.SlidingState
+		var s limit.WindowState
 		for i := 0; i+1 < len(program); i += 2 {
 			op, size := program[i], int64(program[i+1])
 			switch op % 4 {
@@ -472,7 +473,7 @@ func FuzzSliding(f *testing.F) {
 			}
 			last = max(last, now/length*length)
 			s = s.At(w, now)
-			if want := (limit.SlidingState{Start: last, Count: counted[last], Previous: counted[last-length]}); s != want {
+			if want := (limit.WindowState{Start: last, Count: counted[last], Previous: counted[last-length]}); s != want {
 				t.Fatalf("step %d: %+v, want %+v", i, s, want)
 			}
 			expectCounted(t, s, w, now)

@@ -24,34 +24,32 @@ func NewSlidingWindow(maximum int64, unit Unit, multiplier int64) (Window, error
 	return w, nil
 }
 
-// SlidingState is what a store keeps of one sliding window: two counters. What counts
-// is Count and, of Previous, the part of its window that is less than Length ago, as if
-// its hits had come evenly, rounded up:
+// WindowState is what a store keeps of one window: two counters. What counts is Count
+// and, of a Window that is Sliding, the part of Previous that is less than Length ago, as
+// if its hits had come evenly, rounded up:
 //
 //	Count + ceil(Previous * left / length)
 //
 // where left is what is left of the current window. It falls by itself, without a jump
-// where a window ends. The zero value means no state: nothing counted.
+// where a window ends. A fixed window is one that forgets Previous. The zero value means no
+// state: nothing counted.
 //
 // Hits did not come evenly: docs/decisions/0016-sliding-windows.md says how far from
 // the truth that is, and TestSlidingAgainstALog shows it.
-//
-// A fixed window is one that forgets Previous: each method takes that for a Window that
-// is not Sliding, and says what [WindowState] says.
-type SlidingState struct {
+type WindowState struct {
 	Start    int64 // ms, of the current window
 	Count    int64 // hits in the current window, 0..MaxExact
-	Previous int64 // hits in the window before, 0..MaxExact
+	Previous int64 // hits in the window before, 0..MaxExact; 0 of a fixed one
 }
 
 // At returns the state at time now, for windows as long as w. It rolls forward only.
-func (s SlidingState) At(w Window, now int64) SlidingState {
+func (s WindowState) At(w Window, now int64) WindowState {
 	length := w.Length().Milliseconds()
 	start := now - now%length
 	if start <= s.Start {
 		return s
 	}
-	next := SlidingState{Start: start}
+	next := WindowState{Start: start}
 	if w.Sliding && start == s.Start+length {
 		next.Previous = s.Count
 	}
@@ -60,7 +58,7 @@ func (s SlidingState) At(w Window, now int64) SlidingState {
 
 // Counted is what counts at now, 0..MaxExact; s is the state at now, here as in all
 // that follows. Before Start, if time was set back, it is what it was at Start.
-func (s SlidingState) Counted(w Window, now int64) int64 {
+func (s WindowState) Counted(w Window, now int64) int64 {
 	length := w.Length().Milliseconds()
 	// The part that is left, rounded up, is all but the part that has passed.
 	passed := ratio{uint64(max(0, now-s.Start)), uint64(length)}
@@ -69,13 +67,13 @@ func (s SlidingState) Counted(w Window, now int64) int64 {
 
 // Passes reports whether hits more stay within w. 0 passes unless the window is
 // over; a refund always passes; a ban refuses everything else.
-func (s SlidingState) Passes(w Window, hits, now int64) bool {
+func (s WindowState) Passes(w Window, hits, now int64) bool {
 	return hits < 0 || w.Max > 0 && hits <= w.Max && s.Counted(w, now)+hits <= w.Max
 }
 
 // Charge adds hits to the current window, or refunds them if negative: what it has not
 // counted, the one before gives back. Counts saturate at 0 and MaxExact.
-func (s SlidingState) Charge(hits int64) SlidingState {
+func (s WindowState) Charge(hits int64) WindowState {
 	count := s.Count + hits
 	s.Count = min(MaxExact, max(0, count))
 	s.Previous = max(0, s.Previous+min(0, count))
@@ -85,7 +83,7 @@ func (s SlidingState) Charge(hits int64) SlidingState {
 // Settle adds difference, of any sign, to the window that began at start, in which
 // something was reserved. ok is false, and nothing changed, if that one has passed: it is
 // neither the current one nor, of a sliding window, the one before.
-func (s SlidingState) Settle(w Window, start, difference int64) (_ SlidingState, ok bool) {
+func (s WindowState) Settle(w Window, start, difference int64) (_ WindowState, ok bool) {
 	switch {
 	case start == s.Start:
 		s.Count = min(MaxExact, max(0, s.Count+difference))
@@ -98,13 +96,13 @@ func (s SlidingState) Settle(w Window, start, difference int64) (_ SlidingState,
 }
 
 // Remaining is how many hits of w are left, >= 0.
-func (s SlidingState) Remaining(w Window, now int64) int64 {
+func (s WindowState) Remaining(w Window, now int64) int64 {
 	return max(0, w.Max-s.Counted(w, now))
 }
 
 // RetryAfterMillis is the first millisecond, from now on, at which hits that do not pass
 // now would, for 0 <= hits <= w.Max and w.Max > 0: two windows at most.
-func (s SlidingState) RetryAfterMillis(w Window, hits, now int64) int64 {
+func (s WindowState) RetryAfterMillis(w Window, hits, now int64) int64 {
 	length := w.Length().Milliseconds()
 	end, room := s.Start+length, w.Max-hits
 	switch {
@@ -125,7 +123,7 @@ func leftFor(previous, room, length int64) int64 {
 
 // ResetAfterMillis is when all that is counted now is forgotten, from now on: the end of
 // the next window if the current one has counted anything, else its own.
-func (s SlidingState) ResetAfterMillis(w Window, now int64) int64 {
+func (s WindowState) ResetAfterMillis(w Window, now int64) int64 {
 	length := w.Length().Milliseconds()
 	end := s.Start + length
 	if w.Sliding && s.Count > 0 {
@@ -135,7 +133,7 @@ func (s SlidingState) ResetAfterMillis(w Window, now int64) int64 {
 }
 
 // Inspect is how the window stands at now under w.
-func (s SlidingState) Inspect(w Window, now int64) State {
+func (s WindowState) Inspect(w Window, now int64) State {
 	at := s.At(w, now)
 	state := State{Count: at.Counted(w, now), Remaining: at.Remaining(w, now), ResetAfter: Millis(at.ResetAfterMillis(w, now))}
 	if w.Max > 0 && !at.Passes(w, 1, now) {

@@ -1,0 +1,150 @@
+package client
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/sony/gobreaker/v2"
+	"google.golang.org/grpc"
+
+	weirv1 "weir/proto/weir/v1"
+)
+
+// What stands in for zero in Options.
+const (
+	defaultTimeout      = 250 * time.Millisecond
+	defaultTries        = 2
+	defaultCloseTimeout = 5 * time.Second
+)
+
+// When the client stops waiting for a service that is away, as weir does for its store.
+const (
+	breakAfter = 3           // requests in a row whose answers were lost
+	stayOpen   = time.Second // before one request at a time tries it
+)
+
+// FailureMode says what becomes of an Acquire that the service does not answer.
+type FailureMode uint8
+
+const (
+	// FailOpen admits it, without a check and without a lease.
+	FailOpen FailureMode = iota
+	// FailClosed refuses it: a [LimitedError] of class pool, to be asked again.
+	FailClosed
+)
+
+// Options configure a Client. The zero value is good for a service beside weir; most
+// callers set Domain and Observer.
+type Options struct {
+	// Domain is that of a Request without one.
+	Domain string
+	// FailureMode decides while the service is away.
+	FailureMode FailureMode
+	// Timeout is how long one try of a call may take; 0 means 250 ms. An Acquire takes
+	// at most Tries times as long, and some ms between them.
+	Timeout time.Duration
+	// Tries is how often an Acquire is sent at most if its answers are lost; 0 means 2.
+	Tries int
+	// NoOperations leaves operation ids out, where a Request has none: then a lost
+	// answer is not asked for again, and a request that takes no slot needs no lease.
+	NoOperations bool
+	// Retry is the patience of Wait, and its budget that of lost answers too.
+	Retry Retry
+	// CloseTimeout is how long Close waits for releases that the service has not heard
+	// of; 0 means 5 s.
+	CloseTimeout time.Duration
+	// Observer is told what happens; nil: nobody is.
+	Observer Observer
+	// Logger tells when the service goes away and comes back, and what releases were
+	// given up; nil: nobody.
+	Logger *slog.Logger
+}
+
+// Client asks one weir service. It may be used by many goroutines. Use [New].
+type Client struct {
+	service      weirv1.LeaseServiceClient
+	options      Options
+	closeTimeout time.Duration
+	observer     Observer
+	log          *slog.Logger
+	breaker      *gobreaker.TwoStepCircuitBreaker[struct{}]
+	patience     *patience
+
+	heartbeat *heartbeat
+	releases  *releases
+
+	closed     atomic.Bool
+	background sync.WaitGroup // the goroutines of heartbeat and releases
+	life       context.Context
+	end        context.CancelFunc
+}
+
+// New returns a client of the service that conn connects to. The connection stays the
+// caller's, and must be open until Close has returned. A client has two goroutines.
+func New(conn grpc.ClientConnInterface, o Options) *Client {
+	c := &Client{
+		service:      weirv1.NewLeaseServiceClient(conn),
+		options:      o,
+		closeTimeout: cmp.Or(max(0, o.CloseTimeout), defaultCloseTimeout),
+		observer:     o.Observer,
+		log:          o.Logger,
+	}
+	c.options.Timeout = cmp.Or(max(0, o.Timeout), defaultTimeout)
+	c.options.Tries = cmp.Or(max(0, o.Tries), defaultTries)
+	if c.observer == nil {
+		c.observer = nobody{}
+	}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	c.patience = newPatience(o.Retry, defaultAttempts, defaultBudget)
+	c.breaker = newBreaker(c.log)
+	c.life, c.end = context.WithCancel(context.Background())
+	c.heartbeat, c.releases = newHeartbeat(c), newReleases(c)
+	c.background.Go(c.heartbeat.run)
+	c.background.Go(c.releases.run)
+	return c
+}
+
+// ErrClosed is the error of what begins after Close.
+var ErrClosed = errors.New("client: closed")
+
+// Close waits for releases that the service has not heard of yet, at most
+// CloseTimeout, and ends the client's goroutines. What is given up then is counted and
+// logged: those slots are free when their leases expire. Leases that are still held are
+// not renewed any more; they can be released, by one try. Close the queues first.
+func (c *Client) Close() {
+	if !c.closed.Swap(true) {
+		c.releases.close(c.closeTimeout)
+		c.end()
+	}
+	c.background.Wait()
+	if n := c.releases.giveUpAll(); n > 0 {
+		c.log.WarnContext(context.Background(), "leases could not be released and end when they expire", "leases", n)
+	}
+}
+
+func newBreaker(log *slog.Logger) *gobreaker.TwoStepCircuitBreaker[struct{}] {
+	return gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+		MaxRequests: 1,
+		Timeout:     stayOpen,
+		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakAfter },
+		// A caller that went away says nothing about the service, and an answer, even
+		// an error, says that it is there.
+		IsExcluded:   func(err error) bool { return errors.Is(err, errCallerLeft) || errors.Is(err, errAgain) },
+		IsSuccessful: func(err error) bool { return !silent(err) },
+		OnStateChange: func(_ string, from, to gobreaker.State) {
+			switch {
+			case to == gobreaker.StateOpen && from == gobreaker.StateClosed:
+				log.WarnContext(context.Background(), "the rate-limit service does not answer")
+			case to == gobreaker.StateClosed:
+				log.InfoContext(context.Background(), "the rate-limit service answers again")
+			}
+		},
+	})
+}
