@@ -83,7 +83,7 @@ func (s accessLog) read(ctx context.Context, work *tasks, domain string, m *als.
 			work.start(func() {
 				ctx, cancel := detach(ctx)
 				defer cancel()
-				_, _ = s.release(ctx, e.Ending) // counted; it comes by the release filter too, or expires
+				_, _ = s.release(ctx, e.Ending, byAccessLog) // counted; it comes by the release filter too, or expires
 				s.count(domain, "end")
 			})
 		case e.Renew != "" && e.Renew.Domain() == domain:

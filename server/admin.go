@@ -1,8 +1,11 @@
 package server
 
 import (
+	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 )
 
 // Admin returns what only operators may see: the policies in force, and
@@ -11,6 +14,10 @@ import (
 func (s *Server) Admin() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /rlconfig", s.rlconfig)
+	if s.logLevel != nil {
+		mux.HandleFunc("GET /loglevel", s.tellLogLevel)
+		mux.HandleFunc("PUT /loglevel", s.changeLogLevel)
+	}
 	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
@@ -19,6 +26,22 @@ func (s *Server) Admin() http.Handler {
 		return mux
 	}
 	return s.guardPage(areaAdmin, mux)
+}
+
+func (s *Server) tellLogLevel(w http.ResponseWriter, _ *http.Request) {
+	_, _ = fmt.Fprintln(w, strings.ToLower(s.logLevel.Level().String())) // the client has gone
+}
+
+func (s *Server) changeLogLevel(w http.ResponseWriter, r *http.Request) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(r.FormValue("level"))); err != nil {
+		http.Error(w, "level must be debug, info, warn or error, as in /loglevel?level=debug", http.StatusBadRequest)
+		return
+	}
+	old := s.logLevel.Level()
+	s.logLevel.Set(level)
+	s.log.WarnContext(r.Context(), "log level changed", "from", old, "to", level)
+	s.tellLogLevel(w, r)
 }
 
 func (s *Server) rlconfig(w http.ResponseWriter, _ *http.Request) {

@@ -29,6 +29,9 @@ type decided struct {
 // the limits: an error means that the request asks for too much, or that its operation
 // may not ask so. Who is the stream or the operation that asks, if one is known.
 func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, who asker) (decided, error) {
+	start := time.Now()
+	ctx, span := s.tracer.start(ctx, "decide")
+	defer span.End()
 	m, err := match(set, r)
 	if err != nil {
 		return decided{}, err
@@ -45,6 +48,8 @@ func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, 
 	v := limit.Judge(m.Checks, d, func(c limit.Check) time.Duration { return s.holds.estimate(r.Domain, c) })
 	s.metrics.misused(label(set, r.Domain), r, m)
 	s.metrics.decided(label(set, r.Domain), m.Checks, d, v)
+	tellSpan(span, label(set, r.Domain), m.Checks, d, v)
+	s.metrics.took(ctx, s.metrics.decisionSeconds.WithLabelValues(label(set, r.Domain)), start)
 	if d.Lease != "" && !d.Replayed && ctx.Err() != nil {
 		s.metrics.givenBack.WithLabelValues(label(set, r.Domain)).Inc()
 		ask.Lease = d.Lease

@@ -226,7 +226,7 @@ func (s leases) releaseOne(ctx context.Context, text string) weirv1.ReleaseStatu
 	if err != nil {
 		return weirv1.ReleaseStatus_RELEASE_STATUS_NOT_HELD // no lease has such an id
 	}
-	result, err := s.release(ctx, limit.Ending{Lease: id})
+	result, err := s.release(ctx, limit.Ending{Lease: id}, byLeaseService)
 	if err != nil {
 		return weirv1.ReleaseStatus_RELEASE_STATUS_UNAVAILABLE
 	}

@@ -12,6 +12,10 @@ import (
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc/filters"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	"go.opentelemetry.io/otel/propagation"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
@@ -29,6 +33,7 @@ const (
 	maxMessage           = 4 << 20 // bytes; more is RESOURCE_EXHAUSTED
 	maxConcurrentStreams = 10_000  // a connection
 	maxHeaderBytes       = 64 << 10
+	maxScrapes           = 8               // at once: each asks the store
 	handshakeTimeout     = 5 * time.Second // a connection that says nothing ends
 )
 
@@ -42,7 +47,7 @@ const workers = 64
 
 // GRPC returns a gRPC server with all of weir's services.
 func (s *Server) GRPC() *grpc.Server {
-	g := grpc.NewServer(
+	options := []grpc.ServerOption{
 		grpc.Creds(s.credentials),
 		grpc.ForceServerCodecV2(wire{encoding.GetCodecV2("proto")}),
 		grpc.MaxRecvMsgSize(maxMessage),
@@ -56,9 +61,16 @@ func (s *Server) GRPC() *grpc.Server {
 		grpc.NumStreamWorkers(workers),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.WaitForHandlers(true),
-		grpc.ChainStreamInterceptor(s.ending, recovery.StreamServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),
-		grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),
-	)
+		grpc.ChainStreamInterceptor(s.ending, s.calls.StreamServerInterceptor(), recovery.StreamServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),
+		grpc.ChainUnaryInterceptor(s.calls.UnaryServerInterceptor(), recovery.UnaryServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),
+	}
+	if s.traces != nil {
+		options = append(options, grpc.StatsHandler(otelgrpc.NewServerHandler(
+			otelgrpc.WithTracerProvider(s.traces), otelgrpc.WithMeterProvider(metricnoop.NewMeterProvider()),
+			otelgrpc.WithPropagators(propagation.TraceContext{}), otelgrpc.WithFilter(filters.Not(filters.HealthCheck())),
+		)))
+	}
+	g := grpc.NewServer(options...)
 	services := tolerant{g}
 	rls.RegisterRateLimitServiceServer(s.guard(areaRateLimit, services), rateLimit{Server: s})
 	weirv1.RegisterLeaseServiceServer(s.guard(areaLeases, services), leases{Server: s})
@@ -107,6 +119,6 @@ func (s *Server) HTTP(g prometheus.Gatherer) http.Handler {
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /healthcheck", s.healthz)
 	mux.Handle("POST /json", s.guardPage(areaRateLimit, http.HandlerFunc(s.shouldRateLimit)))
-	mux.Handle("GET /metrics", s.guardPage(areaMetrics, promhttp.HandlerFor(g, promhttp.HandlerOpts{})))
+	mux.Handle("GET /metrics", s.guardPage(areaMetrics, promhttp.HandlerFor(g, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: maxScrapes})))
 	return mux
 }

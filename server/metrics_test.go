@@ -92,16 +92,22 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 		slices.Sort(list)
 	}
 	want := map[string][]string{
-		"area":    {"admin", "lease", "metrics", "ratelimit"},
-		"domain":  {"d", "unknown"},
-		"kind":    {"concurrency", "rate_limit", "token_bucket"},
-		"limit":   {"bucket", "lane", "override", "trial"},
-		"mode":    {"open"},
-		"op":      {"decide", "held", "inspect", "ping", "release", "renew", "settle", "undo"},
-		"reason":  {"breaker_open", "negative_hits_on_concurrency", "store_error", "store_timeout", "store_unavailable"},
-		"result":  {"EXPIRED", "LINGERING", "NOT_HELD", "RELEASED", "failed", "ok", "over", "passed", "refused", "shadow_refused"},
-		"verdict": {"admitted", "refused"},
-		"version": {s.version(t)},
+		"area":         {"admin", "lease", "metrics", "ratelimit"},
+		"by":           {"access_log", "give_back", "lease_service", "ratelimit_service"},
+		"class":        {"lane"},
+		"domain":       {"d", "unknown"},
+		"grpc_code":    {"OK"},
+		"grpc_method":  {"Acquire", "Inspect", "Release", "Renew", "ShouldRateLimit"},
+		"grpc_service": {"envoy.service.ratelimit.v3.RateLimitService", "weir.v1.LeaseService"},
+		"grpc_type":    {"unary"},
+		"kind":         {"concurrency", "rate_limit", "token_bucket"},
+		"limit":        {"bucket", "lane", "override", "trial"},
+		"mode":         {"open"},
+		"op":           {"decide", "held", "inspect", "ping", "release", "renew", "settle", "undo"},
+		"reason":       {"breaker_open", "bucket_empty", "negative_hits_on_concurrency", "store_error", "store_timeout", "store_unavailable"},
+		"result":       {"EXPIRED", "LINGERING", "NOT_HELD", "RELEASED", "failed", "lost", "ok", "over", "passed", "refused", "shadow_refused"},
+		"verdict":      {"admitted", "refused"},
+		"version":      {s.version(t)},
 	}
 	if diff := cmp.Diff(want, values); diff != "" {
 		t.Errorf("values of labels (-want +got):\n%s", diff)

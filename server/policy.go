@@ -5,15 +5,17 @@ import (
 	"strings"
 	"time"
 
+	"weir/limit"
 	"weir/policy"
 )
 
 // loaded is what is known of the policies in force.
 type loaded struct {
-	set      *policy.Set // nil before the first
-	at       time.Time   // when they came into force; zero if none are
-	wrong    int         // files that are not in force as they are
-	problems []string    // what is wrong with them, a line each
+	set      *policy.Set              // nil before the first
+	pools    map[string][]limit.Check // see poolsOf
+	at       time.Time                // when they came into force; zero if none are
+	wrong    int                      // files that are not in force as they are
+	problems []string                 // what is wrong with them, a line each
 }
 
 // seconds is when they came into force, since the epoch; 0 if none are.
@@ -35,7 +37,7 @@ const toldProblems = 20
 func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
 	before := s.loaded.Load()
 	old := before.set
-	now := &loaded{set: r.Set, at: before.at, wrong: r.Wrong}
+	now := &loaded{set: r.Set, pools: before.pools, at: before.at, wrong: r.Wrong}
 	result := "ok"
 	if r.Err != nil {
 		result = "failed"
@@ -45,6 +47,7 @@ func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
 	anew := r.Set != nil && r.Set != old
 	if anew {
 		now.at = time.Now()
+		now.pools = poolsOf(r.Set)
 		s.metrics.expect(r.Set, s.standby.Mode)
 		if old != nil {
 			s.metrics.policyInfo.DeleteLabelValues(old.Version())

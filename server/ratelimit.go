@@ -85,7 +85,7 @@ func (s rateLimit) releaseAll(ctx context.Context, domain string, endings []limi
 			s.metrics.released.WithLabelValues(label(s.policies(), domain), limit.NotHeld.String()).Inc()
 			return
 		}
-		_, errs[i] = s.release(ctx, e)
+		_, errs[i] = s.release(ctx, e, byRateLimitService)
 	})
 	return errors.Join(errs...)
 }

@@ -12,7 +12,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
@@ -51,6 +53,11 @@ type Options struct {
 	// Access, if it is not nil, asks each caller for a client certificate, which the
 	// ports have verified, but for health.
 	Access *Access
+	// Traces, if it is not nil, gets a span for each decision and each call of the store; those
+	// of RPCs come with the context of their callers (W3C).
+	Traces trace.TracerProvider
+	// LogLevel is what the admin port shows and changes; nil: it does not.
+	LogLevel *slog.LevelVar
 	// MaxAge is how old a gRPC connection gets before its client is asked to
 	// make a new one; 0: it has no end.
 	MaxAge time.Duration
@@ -68,7 +75,11 @@ type Server struct {
 	credentials  credentials.TransportCredentials
 	access       *Access // nil: everybody may all
 	denied       *prometheus.CounterVec
-	maxAge       time.Duration // of a gRPC connection; 0: no end
+	maxAge       time.Duration        // of a gRPC connection; 0: no end
+	traces       trace.TracerProvider // nil: none
+	tracer       tracer
+	logLevel     *slog.LevelVar          // nil: fixed
+	calls        *grpcprom.ServerMetrics // of gRPC
 	metrics      *metrics
 	holds        *holds
 	waits        *waits
@@ -105,6 +116,9 @@ func New(o Options) *Server {
 		credentials:  cmp.Or(o.Credentials, insecure.NewCredentials()),
 		access:       o.Access,
 		maxAge:       o.MaxAge,
+		traces:       o.Traces,
+		logLevel:     o.LogLevel,
+		tracer:       newTracer(o.Traces),
 		holds:        newHolds(),
 		waits:        newWaits(o.MaxWait),
 		health:       health.NewServer(),
@@ -115,6 +129,8 @@ func New(o Options) *Server {
 	}
 	s.loaded.Store(&loaded{})
 	s.metrics = newMetrics(o.Registerer, s)
+	s.calls = grpcprom.NewServerMetrics()
+	o.Registerer.MustRegister(s.calls)
 	s.breakers = newBreakers(s.breakerChanged)
 	s.denied = newDenied(o.Registerer)
 	s.reportHealth()

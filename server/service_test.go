@@ -58,17 +58,24 @@ func newService(t testing.TB, o envoy.Options) *service {
 	return serviceOn(t, memory.New(memory.Options{Now: clock.Now}), clock, o)
 }
 
-func serviceOn(t testing.TB, st store.Store, clock *storetest.Clock, o envoy.Options) *service {
+func serviceOn(t testing.TB, st store.Store, clock *storetest.Clock, e envoy.Options) *service {
+	t.Helper()
+	return serviceWith(t, st, clock, func(o *server.Options) { o.Encode = e })
+}
+
+// serviceWith is a service with other options.
+func serviceWith(t testing.TB, st store.Store, clock *storetest.Clock, change func(*server.Options)) *service {
 	t.Helper()
 	s := &service{registry: prometheus.NewRegistry(), clock: clock}
-	s.Server = server.New(server.Options{
+	options := server.Options{
 		Store: st,
 		// Not a minute of machine time, however busy: the memory store answers at once.
 		StoreTimeout: storetest.Deadline,
 		Logger:       slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Registerer:   s.registry,
-		Encode:       o,
-	})
+	}
+	change(&options)
+	s.Server = server.New(options)
 	listener := bufconn.Listen(1 << 20)
 	g := s.GRPC()
 	served := make(chan struct{})
@@ -134,6 +141,16 @@ func parse(t testing.TB, text string) *policy.Set {
 }
 
 // page asks an HTTP page and returns its code and body.
+// openMetrics is what Prometheus scrapes if it asks for OpenMetrics.
+func (s *service) openMetrics(t testing.TB) string {
+	t.Helper()
+	r := httptest.NewRequest("GET", "/metrics", nil)
+	r.Header.Set("Accept", "application/openmetrics-text; version=1.0.0")
+	w := httptest.NewRecorder()
+	s.HTTP(s.registry).ServeHTTP(w, r)
+	return w.Body.String()
+}
+
 func (s *service) page(path string) (int, string) {
 	w := httptest.NewRecorder()
 	s.HTTP(s.registry).ServeHTTP(w, httptest.NewRequest("GET", path, nil))

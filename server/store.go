@@ -29,7 +29,9 @@ func (s *Server) call(ctx context.Context, op, domain string, f func() error) er
 func (s *Server) callBy(ctx context.Context, b *breaker, op string, f func() error) error {
 	err := b.call(func() error {
 		start := time.Now()
+		_, span := s.tracer.start(ctx, "store."+op)
 		err := f()
+		endCall(span, err)
 		s.observe(ctx, op, start, err)
 		return err
 	})
@@ -39,24 +41,32 @@ func (s *Server) callBy(ctx context.Context, b *breaker, op string, f func() err
 	return err
 }
 
-// release ends some work, and counts what it found. Its ctx is one of detach.
-func (s *Server) release(ctx context.Context, e limit.Ending) (limit.ReleaseResult, error) {
+// What tells of the end of a lease, in metrics.
+const (
+	byLeaseService     = "lease_service"
+	byRateLimitService = "ratelimit_service"
+	byAccessLog        = "access_log"
+	byGiveBack         = "give_back"
+)
+
+// release ends some work, and counts what it found and by what. Its ctx is one of detach.
+func (s *Server) release(ctx context.Context, e limit.Ending, by string) (limit.ReleaseResult, error) {
 	domain := e.Domain
 	if e.Lease != "" {
 		domain = e.Lease.Domain()
 	}
-	return s.releaseBy(ctx, e, domain, "release", func() (limit.Release, error) { return s.store.Release(ctx, e) })
+	return s.releaseBy(ctx, e, by, domain, "release", func() (limit.Release, error) { return s.store.Release(ctx, e) })
 }
 
 // undo gives back what r was granted, and counts it as a release. Its ctx is one of
 // detach. Of a lease of this process only the slots are given back.
 func (s *Server) undo(ctx context.Context, r limit.Request) error {
-	_, err := s.releaseBy(ctx, limit.Ending{Lease: r.Lease}, r.Domain, "undo", func() (limit.Release, error) { return s.store.Undo(ctx, r) })
+	_, err := s.releaseBy(ctx, limit.Ending{Lease: r.Lease}, byGiveBack, r.Domain, "undo", func() (limit.Release, error) { return s.store.Undo(ctx, r) })
 	return err
 }
 
 // releaseBy ends what was granted here, or has the store end it by a call of f.
-func (s *Server) releaseBy(ctx context.Context, e limit.Ending, domain, op string, f func() (limit.Release, error)) (limit.ReleaseResult, error) {
+func (s *Server) releaseBy(ctx context.Context, e limit.Ending, by, domain, op string, f func() (limit.Release, error)) (limit.ReleaseResult, error) {
 	r, mine, err := s.standby.Release(e)
 	if !mine {
 		err = s.call(ctx, op, domain, func() (err error) {
@@ -71,7 +81,11 @@ func (s *Server) releaseBy(ctx context.Context, e limit.Ending, domain, op strin
 		s.holds.add(domain, f.Limit, r.HeldFor)
 		s.waits.wake(f.Key)
 	}
-	s.metrics.released.WithLabelValues(label(s.policies(), domain), r.Result.String()).Inc()
+	label := label(s.policies(), domain)
+	s.metrics.released.WithLabelValues(label, r.Result.String()).Inc()
+	if r.Result == limit.Released || r.Result == limit.Lingering {
+		s.metrics.ended.WithLabelValues(label, by).Inc()
+	}
 	return r.Result, nil
 }
 
@@ -110,13 +124,21 @@ func (s *Server) renew(ctx context.Context, e limit.Extension) (limit.Renewal, e
 			return err
 		})
 	}
+	result := "renewed"
+	switch {
+	case err != nil:
+		result = "unavailable"
+	case !n.Renewed:
+		result = "lost"
+	}
+	s.metrics.renewals.WithLabelValues(label(s.policies(), e.Lease.Domain()), result).Inc()
 	return n, err
 }
 
 // observe counts a call of the store, and logs when the store goes: not each call
 // that fails from then on.
 func (s *Server) observe(ctx context.Context, op string, start time.Time, err error) {
-	s.metrics.storeSeconds.WithLabelValues(op).Observe(time.Since(start).Seconds())
+	s.metrics.took(ctx, s.metrics.storeSeconds.WithLabelValues(op), start)
 	switch {
 	case err == nil:
 		if !s.storeFound.Load() && s.storeFound.CompareAndSwap(false, true) {

@@ -168,6 +168,7 @@ func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decis
 	}
 	timer := time.NewTimer(most)
 	defer timer.Stop()
+	began := time.Now()
 	expired, waited := d.Expired, false // Expired by any ask: each is told once
 	defer func() {
 		d.Expired = expired
@@ -210,6 +211,7 @@ func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decis
 	}
 	if waited {
 		s.metrics.waited(label(s.policies(), r.Domain), d)
+		s.metrics.took(ctx, s.metrics.waitSeconds.WithLabelValues(label(s.policies(), r.Domain)), began)
 	}
 	return d, nil
 }

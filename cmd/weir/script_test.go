@@ -40,6 +40,7 @@ exec weir serve --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --admin-list
 //	logged REGEXP            waits until its log matches
 //	exits N COMMAND…         runs a command that must exit with N
 //	get CODE URL             asks a page, which must answer with CODE
+//	put CODE URL             changes something, and must be answered with CODE
 //	certificate DIR NAME…    makes tls.crt and tls.key in a folder, with these names,
 //	                         and ca.crt, the one authority of the script
 //	post CODE URL FILE       sends a file to a page, which must answer with CODE;
@@ -67,6 +68,7 @@ func TestScripts(t *testing.T) {
 			"logged":    logged,
 			"exits":     exits,
 			"get":       get,
+			"put":       put,
 			"post":      post,
 			"certificate": func(ts *testscript.TestScript, _ bool, args []string) {
 				authority, ok := ts.Value("authority").(*storetest.Authority)
@@ -82,7 +84,7 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-var addresses = regexp.MustCompile(`msg=listening grpc=(\S+) http=(\S+)(?: admin=(\S+))?`)
+var addresses = regexp.MustCompile(`msg"?[=:]"?listening"?[ ,]"?grpc"?[=:]"?([\d.:]+)"?[ ,]"?http"?[=:]"?([\d.:]+)(?:"?[ ,]"?admin"?[=:]"?([\d.:]+))?`)
 
 func listening(ts *testscript.TestScript, _ bool, _ []string) {
 	found := waitForLog(ts, addresses)
@@ -148,6 +150,17 @@ func get(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Fatalf("usage: get CODE URL")
 	}
 	r, err := http.Get(args[1])
+	ts.Check(err)
+	answers(ts, r, args[0])
+}
+
+func put(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) != 2 {
+		ts.Fatalf("usage: put CODE URL")
+	}
+	request, err := http.NewRequest(http.MethodPut, args[1], nil)
+	ts.Check(err)
+	r, err := http.DefaultClient.Do(request)
 	ts.Check(err)
 	answers(ts, r, args[0])
 }

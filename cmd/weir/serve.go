@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os/signal"
 	"runtime"
@@ -45,7 +46,8 @@ type serveCommand struct {
 	LeaseHeader               bool          `env:"WEIR_LEASE_HEADER" help:"Send the lease id to the upstream as x-weir-lease, so that it can release."`
 	RateLimitHeaders          bool          `name:"ratelimit-headers" env:"WEIR_RATELIMIT_HEADERS" help:"Send the RateLimit and RateLimit-Policy headers (IETF draft) to clients."`
 	DrainTimeout              time.Duration `env:"WEIR_DRAIN_TIMEOUT" default:"10s" help:"How long a stop waits for requests under way (${default})."`
-	LogLevel                  slog.Level    `env:"WEIR_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"debug, info, warn or error (${default})."`
+	LogLevel                  slog.Level    `env:"WEIR_LOG_LEVEL" default:"info" placeholder:"LEVEL" help:"debug, info, warn or error (${default}); the admin port changes it: PUT /loglevel?level=debug."`
+	LogFormat                 string        `env:"WEIR_LOG_FORMAT" enum:"text,json" default:"text" help:"text or json (${default})."`
 	secureFlags
 }
 
@@ -87,7 +89,9 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	}
 	headroom := make([]byte, gcHeadroom)
 	defer runtime.KeepAlive(headroom)
-	log := slog.New(slog.NewTextHandler(con.stderr, &slog.HandlerOptions{Level: c.LogLevel}))
+	level := new(slog.LevelVar)
+	level.Set(c.LogLevel)
+	log := slog.New(newLogHandler(con.stderr, c.LogFormat, level))
 	options, err := c.policyOptions(con.ctx, log)
 	if err != nil {
 		return err
@@ -106,6 +110,10 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	if err != nil {
 		return errors.Join(err, st.Close())
 	}
+	traces, err := newTraces(con.ctx, log)
+	if err != nil {
+		return errors.Join(err, st.Close())
+	}
 	srv := server.New(server.Options{
 		Store:               st,
 		StoreTimeout:        c.StoreTimeout,
@@ -118,6 +126,8 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 		MaxAge:              c.MaxConnectionAge,
 		Credentials:         secure.credentials(),
 		Access:              secure.access,
+		Traces:              traces.TracerProvider,
+		LogLevel:            level,
 	})
 	srv.SetPolicy(con.ctx, files.Read())
 
@@ -127,7 +137,16 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 		err = s.run(con.ctx, secure.wrap(con.ctx, l, log))
 		srv.Close()
 	}
-	return errors.Join(err, st.Close())
+	return errors.Join(err, st.Close(), traces.end(con.ctx))
+}
+
+// newLogHandler writes logs for people or for machines.
+func newLogHandler(to io.Writer, format string, level slog.Leveler) slog.Handler {
+	o := &slog.HandlerOptions{Level: level}
+	if format == "json" {
+		return slog.NewJSONHandler(to, o)
+	}
+	return slog.NewTextHandler(to, o)
 }
 
 // policyOptions are those of every load.
