@@ -217,7 +217,7 @@ func (r *reserved) usage(domain string, d *ratelimit.RateLimitDescriptor, own []
 	case r.stream == "":
 		return "", fmt.Errorf("usage names no stream, so that it could be charged twice; send %s", keyStream)
 	case len(own) == 0:
-		return "", errors.New("usage has no entries of its own; send those of the limits to charge")
+		return "", errors.New("usage has no entries of its own; send those of the limits to settle")
 	case d.GetHitsAddend() == nil:
 		return "", errors.New("usage has no hits_addend of its own; send how much was used")
 	case r.lease == "":

@@ -341,7 +341,7 @@ func TestAWrongMessageIsAnErrorThatSaysTheRemedy(t *testing.T) {
 		{name: "release of an empty lease id", in: ask(descriptor("weir.event", "release", "weir.lease_id", "")), want: "descriptors[0]: a release names neither a lease nor a stream; send weir.lease_id or weir.stream_id"},
 		{name: "usage of no stream", in: ask(withHits(descriptor("weir.event", "usage", "a", "1"), 5)), want: "descriptors[0]: usage names no stream, so that it could be charged twice; send weir.stream_id"},
 		{name: "usage without hits", in: ask(descriptor("weir.event", "usage", "weir.stream_id", "s", "a", "1")), want: "descriptors[0]: usage has no hits_addend of its own; send how much was used"},
-		{name: "usage of nothing", in: ask(withHits(descriptor("weir.event", "usage", "weir.stream_id", "s"), 5)), want: "descriptors[0]: usage has no entries of its own; send those of the limits to charge"},
+		{name: "usage of nothing", in: ask(withHits(descriptor("weir.event", "usage", "weir.stream_id", "s"), 5)), want: "descriptors[0]: usage has no entries of its own; send those of the limits to settle"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got, err := Decode(tt.in)

@@ -189,7 +189,8 @@ type Result struct {
 type Decision struct {
 	Admitted bool
 	Results  []Result // one a check, in order
-	// Lease is the request's lease id if something is held under it, else "".
+	// Lease is what the request holds now: under its own lease id or, if Replayed, the one
+	// that its operation held before; "" if it holds nothing.
 	Lease LeaseID
 	// TTL is the life of the lease from now on; 0 without one.
 	TTL time.Duration

@@ -145,8 +145,8 @@ type Usage struct {
 	Stream string
 	// Checks are settled if the lease has reserved something of their limits for their
 	// subjects. The others are charged with their hits, each once a stream, whether or not
-	// that much is left: a bucket may go into debt. If it is likely that a reservation is
-	// not known any more, nothing is. No Concurrency is among them.
+	// that much is left: a bucket may go into debt. One with Reserve is not if there was a
+	// lease and its record is gone: its reservation stands. No Concurrency is among them.
 	Checks []Check
 	// Limits are settled if the lease has reserved something of them.
 	Limits []Used
@@ -172,7 +172,8 @@ type Settlement struct {
 // SettlementResult says what a settlement found.
 type SettlementResult uint8
 
-// The results of a settlement. The zero value is invalid.
+// The results of a settlement. The zero value is invalid. The order matters: of several
+// reservations that are told as one it is the first in this list.
 const (
 	// Settled: what was reserved is what was used, from now on.
 	Settled SettlementResult = iota + 1

@@ -38,8 +38,8 @@ descriptors:
 
 // FuzzProtocol sends its input over a real connection twice: as bytes behind a
 // good descriptor, and as choices that make a message up, some of whose bytes are
-// then changed. The answer is right or INVALID_ARGUMENT (UNIMPLEMENTED for what
-// comes later), comes soon, and what is not admitted charges nothing.
+// then changed. The answer is right or INVALID_ARGUMENT, comes soon, and what is not
+// admitted charges nothing.
 func FuzzProtocol(f *testing.F) {
 	for _, m := range []*rls.RateLimitRequest{
 		{Domain: "d", Descriptors: descriptorsOf(f, "[a=1]")},

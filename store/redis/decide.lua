@@ -7,6 +7,7 @@
 --       n+1, n+2   the lease's record and the domain's index of leases; only
 --                  with a lease
 --       n+3        what is known of the stream or the operation; only with one
+--       The record of the lease that an operation holds is in the same slot.
 -- ARGV  1          now, ms since the epoch; "" in production: Redis TIME
 --       2          the lease's token; "" without a lease
 --       3          "s" with a stream, "o" with an operation, else ""

@@ -162,7 +162,7 @@ func (s *Standby) standIn(c limit.Check) (limit.Check, limit.FailureMode) {
 }
 
 // MaxFollowed is how many states are kept at most of what the store admits, at some
-// 264 bytes each. Subjects beyond have their whole share when the store goes.
+// 284 bytes each. Subjects beyond have their whole share when the store goes.
 const MaxFollowed = 1 << 18
 
 // Follow takes from the shares what the store has charged: the checks of an admitted

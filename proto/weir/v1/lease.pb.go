@@ -401,7 +401,8 @@ type AcquireRequest struct {
 	OperationId string `protobuf:"bytes,4,opt,name=operation_id,json=operationId,proto3" json:"operation_id,omitempty"`
 	// Which try of the operation this is, from 1 on, each higher than the last. Of an
 	// operation whose lease was released, a try that is not newer than those of that
-	// lease is late, takes nothing, and fails. 0: not told, and never late.
+	// lease is late, takes nothing, and fails. 0: not told, and never late. It needs an
+	// operation_id.
 	Attempt       uint32 `protobuf:"varint,5,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1402,7 +1403,7 @@ type LimitUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The limit's name, from the policy. Empty: of each limit that this lease reserved.
 	Limit string `protobuf:"bytes,1,opt,name=limit,proto3" json:"limit,omitempty"`
-	// What was used; 0 gives back all that was reserved.
+	// What was used; 0 gives back all that was reserved. More than 2^53 - 1 is as that.
 	Hits          uint64 `protobuf:"varint,2,opt,name=hits,proto3" json:"hits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1549,6 +1550,7 @@ type Settlement struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What was found.
 	Status SettlementStatus `protobuf:"varint,1,opt,name=status,proto3,enum=weir.v1.SettlementStatus" json:"status,omitempty"`
+	// (Of several reservations that are told as one, the first in this list that any had.)
 	// What was charged now beyond the reservation; negative: what was given back.
 	// 0 unless SETTLED.
 	Difference    int64 `protobuf:"varint,2,opt,name=difference,proto3" json:"difference,omitempty"`
