@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/big"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -113,8 +114,8 @@ func (p *parser) fields(n *yaml.Node, at *path, l level) []field {
 		f.label = levels[l].prefix + f.name
 		if isNull(f.value) && f.name != "value" && f.name != "descriptors" && f.name != "metadata" {
 			remedy := "give it one or remove it"
-			if slices.Contains(required, f.name) {
-				remedy = "give it one"
+			if what := required[f.name]; what != "" {
+				remedy = what
 			}
 			p.lapse(f.name, f.line, at, f.label+" has no value; "+remedy)
 			if p.lenient {
@@ -312,16 +313,54 @@ func (p *parser) whole(f *field, at *path, least, most int64, remedy string) (in
 	return 0, false
 }
 
-// duration returns a time such as 2m or 1h30m.
-func (p *parser) duration(f *field, at *path) (time.Duration, bool) {
+// duration returns a time such as 2m or 1h30m. Of a time that is above most it says
+// so; otherwise the caller checks the bounds.
+func (p *parser) duration(f *field, at *path, most time.Duration) (time.Duration, bool) {
 	if isNull(f.value) {
 		return 0, false
 	}
+	text := ""
 	if f.value.Kind == yaml.ScalarNode {
-		if d, err := time.ParseDuration(f.value.Value); err == nil && f.value.Value != "0" {
+		text = f.value.Value
+		if d, err := time.ParseDuration(text); err == nil && text != "0" {
 			return d, true
 		}
 	}
-	p.fail(f.value.Line, at, fmt.Sprintf("%s must be a time with its unit, got %s; write it like 30s, 2m or 1h30m", f.label, describe(f.value)))
+	wrong, remedy := "must be a time with its unit", "write it like 30s, 2m or 1h30m"
+	if hours, ok := days(text); ok {
+		wrong, remedy = "must be in h, m, s or ms", fmt.Sprintf("write %dh", hours)
+		if hours > int64(most.Hours()) {
+			wrong, remedy = fmt.Sprintf("must be at most %s", shortTime(most)), "write it like 30s, 2m or 1h30m"
+		}
+	}
+	if tooLong.MatchString(text) {
+		wrong = fmt.Sprintf("must be at most %s", shortTime(most))
+	}
+	p.fail(f.value.Line, at, fmt.Sprintf("%s %s, got %s; %s", f.label, wrong, describe(f.value), remedy))
 	return 0, false
+}
+
+// tooLong matches a time that is more than a time.Duration holds, in units that it has.
+var tooLong = regexp.MustCompile(`^\d{8,}(\.\d*)?(h|m|s|ms)$`)
+
+// days reads 30d or 2w, which are no times, as hours.
+func days(text string) (hours int64, ok bool) {
+	for unit, length := range map[string]int64{"d": 24, "w": 7 * 24} {
+		if number, ok := strings.CutSuffix(text, unit); ok {
+			n, err := strconv.ParseInt(number, 10, 32)
+			return n * length, err == nil && n > 0
+		}
+	}
+	return 0, false
+}
+
+// shortTime is a time without the zeros at its end: 8760h, 1m.
+func shortTime(d time.Duration) string {
+	s := d.String()
+	for _, zero := range []string{"0s", "0m"} {
+		if rest := strings.TrimSuffix(s, zero); strings.HasSuffix(rest, "m") || strings.HasSuffix(rest, "h") {
+			s = rest
+		}
+	}
+	return s
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 
 	"weir/limit"
@@ -42,6 +43,8 @@ func (l *linter) children(parent *node, at *path) {
 		l.credential(n, here)
 		l.chargedTwice(n, here)
 		l.coarse(n, here)
+		l.reservedInVain(n, here)
+		l.withoutEffect(n, here)
 		if by := l.hiddenBy(parent, n); by != nil {
 			l.warnings.add(n.line, here, unreachable(n, by))
 			continue // nor to what is below it
@@ -129,6 +132,74 @@ func (l *linter) coarse(n *node, at *path) {
 			gets = "1 in two windows"
 		}
 		l.warnings.add(n.line, at, fmt.Sprintf("rate_limit.window: sliding with requests_per_unit: %d admits %s of a steady demand, since what is left of a request counts as one; use a token_bucket if that is too few", w.Max, gets))
+	}
+}
+
+// reservedInVain warns of reservations that cannot be settled as long as they say,
+// and of those that end the lease of a slot early.
+func (l *linter) reservedInVain(n *node, at *path) {
+	lease := time.Duration(0) // of the slots beside it; 0: there are none
+	for i := range n.rules {
+		if c, ok := n.rules[i].check.Limit.(limit.Concurrency); ok {
+			lease = c.Lease
+		}
+	}
+	for i := range n.rules {
+		c := &n.rules[i].check
+		if c.Reserve == 0 {
+			continue
+		}
+		label := "token_bucket"
+		if w, ok := c.Limit.(limit.Window); ok {
+			label = "rate_limit"
+			if w.Max == 0 {
+				continue // it charges nothing: told elsewhere
+			}
+			life, what := w.Length(), "its window"
+			if w.Sliding {
+				life, what = 2*w.Length(), "its window and the next"
+			}
+			if c.Reserve > life {
+				l.warnings.add(n.line, at, fmt.Sprintf("rate_limit.reserve: %v is longer than %s, %v, and usage that comes later settles nothing; write a shorter time, or a longer unit", c.Reserve, what, life))
+			}
+		}
+		switch {
+		case lease == 0:
+		case c.Reserve > lease:
+			l.warnings.add(n.line, at, fmt.Sprintf("%s.reserve: %v is longer than concurrency.lease: %v beside it, and the lease of both lives as long as the shorter: what is not released or renewed by then is not settled; write the same time for both", label, c.Reserve, lease))
+		case c.Reserve < lease:
+			l.warnings.add(n.line, at, fmt.Sprintf("%s.reserve: %v is shorter than concurrency.lease: %v beside it, and the lease of both lives as long as the shorter: the slot is free by then too; write the same time for both", label, c.Reserve, lease))
+		}
+	}
+}
+
+// withoutEffect warns of what is said of limits that are not there, or of a ban.
+func (l *linter) withoutEffect(n *node, at *path) {
+	limits := 0
+	for i := range n.rules {
+		c := &n.rules[i].check
+		if c.Limit != nil {
+			limits++
+		}
+		w, ok := c.Limit.(limit.Window)
+		if !ok || w.Max > 0 {
+			continue
+		}
+		for _, vain := range []struct {
+			there bool
+			text  string
+		}{{w.Sliding, "window: sliding"}, {c.Reserve > 0, "reserve"}} {
+			if vain.there {
+				l.warnings.add(n.line, at, fmt.Sprintf("rate_limit.%s has no effect on a ban (requests_per_unit: 0); remove it, or write how many requests a unit has", vain.text))
+			}
+		}
+	}
+	if n.ownFailure && limits == 0 {
+		text := "failure_mode and local_fraction have no effect on a policy without limits"
+		if len(n.children) > 0 {
+			text += ", and do not hold for those below it"
+		}
+		l.warnings.add(n.line, at, text+", but for a limit that a request brings itself; give them to the policies that have limits, or to the whole domain")
 	}
 }
 

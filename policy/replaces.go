@@ -43,7 +43,7 @@ func (p *parser) circles() {
 					for circle[0] != next {
 						circle = circle[1:]
 					}
-					p.mistake(r.line, r.at, fmt.Sprintf("%s.replaces: %s replace each other, so that none of them would apply; remove one of the names", r.label, list(circle)))
+					p.mistake(r.line, r.at, fmt.Sprintf("%s.replaces: %s replace each other, so that none of them would apply; remove one of the names", r.label, list(where(circle, replacers))))
 				}
 			}
 		}
@@ -57,15 +57,23 @@ func (p *parser) circles() {
 	}
 }
 
-// list is names as a sentence has them: A, B and C.
-func list(names []string) string {
+// where is the names with the lines in which they are given, but for those that
+// are not shown.
+func where(names []string, replacers map[string][]replacer) []string {
+	var shown []string
+	for _, name := range names {
+		shown = append(shown, fmt.Sprintf("%s (line %d)", show(name), replacers[name][0].line))
+	}
+	return shown
+}
+
+// list is texts as a sentence has them: A, B and C.
+func list(texts []string) string {
 	const most = 5
 	var shown []string
-	for _, n := range names[:min(len(names), most)] {
-		shown = append(shown, show(n))
-	}
-	if len(names) > most {
-		shown = append(shown, fmt.Sprintf("%d more", len(names)-most))
+	shown = append(shown, texts[:min(len(texts), most)]...)
+	if len(texts) > most {
+		shown = append(shown, fmt.Sprintf("%d more", len(texts)-most))
 	}
 	last := len(shown) - 1
 	return strings.Join(shown[:last], ", ") + " and " + shown[last]

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -19,10 +20,10 @@ func (p *parser) tokenBucket(f *field, _ *node, at *path) (rule, bool) {
 	r := p.named(fields, "token_bucket.", at)
 	var capacity int64
 	hasCapacity, hasRefill := false, false
-	if c := p.require(fields, "capacity", "token_bucket.capacity", f.line, at, "write how many tokens the bucket holds"); c != nil {
-		capacity, hasCapacity = p.whole(c, at, 1, limit.MaxExact, "write how many tokens the bucket holds")
+	if c := p.require(fields, "capacity", "token_bucket.capacity", f.line, at, required["capacity"]); c != nil {
+		capacity, hasCapacity = p.whole(c, at, 1, limit.MaxExact, required["capacity"])
 	}
-	if c := p.require(fields, "refill", "token_bucket.refill", f.line, at, "write how fast it fills, like 1/s"); c != nil {
+	if c := p.require(fields, "refill", "token_bucket.refill", f.line, at, required["refill"]); c != nil {
 		r.count, r.period, hasRefill = p.refill(c, at)
 	}
 	if !hasCapacity || !hasRefill {
@@ -43,7 +44,7 @@ func (p *parser) reserve(fields []field, r *rule, at *path) bool {
 	if f == nil {
 		return true
 	}
-	d, ok := p.duration(f, at)
+	d, ok := p.duration(f, at, limit.MaxLease)
 	if ok && (d < time.Millisecond || d > limit.MaxLease || d%time.Millisecond != 0) {
 		p.fail(f.line, at, fmt.Sprintf("%s must be whole milliseconds, 1ms..%v, got %s; write it like 10m", f.label, limit.MaxLease, describe(f.value)))
 		return false
@@ -85,12 +86,12 @@ func (p *parser) refill(f *field, at *path) (count int64, period time.Duration, 
 }
 
 func (p *parser) rateLimit(f *field, n *node, at *path) (rule, bool) {
+	before := len(p.errors.list)
 	fields := p.fields(f.value, at, windowLevel)
 	if f.value.Kind != yaml.MappingNode {
 		return rule{}, false
 	}
 	r := p.named(fields, "rate_limit.", at)
-	before := len(p.errors.list)
 	unlimited := false
 	if c := get(fields, "unlimited"); c != nil {
 		var ok bool
@@ -102,7 +103,7 @@ func (p *parser) rateLimit(f *field, n *node, at *path) (rule, bool) {
 	var maximum int64
 	switch c := get(fields, "requests_per_unit"); {
 	case c != nil:
-		maximum, _ = p.whole(c, at, 0, limit.MaxRequestsPerUnit, "write how many requests a unit has, 0 to ban")
+		maximum, _ = p.whole(c, at, 0, limit.MaxRequestsPerUnit, required["requests_per_unit"])
 	case !unlimited:
 		p.mistake(f.line, at, "rate_limit.requests_per_unit is missing, which means 0 and bans; write 0 to ban, or the number")
 	}
@@ -149,7 +150,6 @@ func (p *parser) rateLimit(f *field, n *node, at *path) (rule, bool) {
 
 // unit reads the unit of a rate_limit; an unlimited one has none.
 func (p *parser) unit(fields []field, line int, at *path, unlimited bool) limit.Unit {
-	const units = "second, minute, hour, day, week, month or year"
 	f := get(fields, "unit")
 	if f == nil {
 		if !unlimited {
@@ -200,14 +200,14 @@ func (p *parser) concurrency(f *field, _ *node, at *path) (rule, bool) {
 	var lease, retryAfter, linger, wait time.Duration
 	waits := false
 	hasMax, hasLease := false, false
-	if c := p.require(fields, "max_in_flight", "concurrency.max_in_flight", f.line, at, "write how many may run at once"); c != nil {
-		maximum, hasMax = p.whole(c, at, 1, limit.MaxInFlight, "write how many may run at once")
+	if c := p.require(fields, "max_in_flight", "concurrency.max_in_flight", f.line, at, required["max_in_flight"]); c != nil {
+		maximum, hasMax = p.whole(c, at, 1, limit.MaxInFlight, required["max_in_flight"])
 	}
-	if c := p.require(fields, "lease", "concurrency.lease", f.line, at, "write the longest time that one may hold its slot, like 2m"); c != nil {
-		lease, hasLease = p.duration(c, at)
+	if c := p.require(fields, "lease", "concurrency.lease", f.line, at, required["lease"]); c != nil {
+		lease, hasLease = p.duration(c, at, limit.MaxLease)
 	}
 	if c := get(fields, "retry_after"); c != nil {
-		d, ok := p.duration(c, at)
+		d, ok := p.duration(c, at, math.MaxInt64)
 		if ok && (d < time.Second || d%time.Second != 0) {
 			p.fail(c.line, at, fmt.Sprintf("%s must be whole seconds, at least 1s, got %s; write it like 10s", c.label, describe(c.value)))
 			return rule{}, false
@@ -215,7 +215,7 @@ func (p *parser) concurrency(f *field, _ *node, at *path) (rule, bool) {
 		retryAfter = d
 	}
 	if c := get(fields, "linger"); c != nil {
-		d, ok := p.duration(c, at)
+		d, ok := p.duration(c, at, limit.MaxLease)
 		if ok && (d < time.Millisecond || d > limit.MaxLease || d%time.Millisecond != 0) {
 			p.fail(c.line, at, fmt.Sprintf("%s must be whole milliseconds, 1ms..%v, got %s; write it like 30s", c.label, limit.MaxLease, describe(c.value)))
 			return rule{}, false
@@ -223,7 +223,7 @@ func (p *parser) concurrency(f *field, _ *node, at *path) (rule, bool) {
 		linger = d
 	}
 	if c := get(fields, "max_wait"); c != nil {
-		d, ok := p.duration(c, at)
+		d, ok := p.duration(c, at, limit.MaxWait)
 		if ok && (d < 0 || d > limit.MaxWait) {
 			p.fail(c.line, at, fmt.Sprintf("%s must be 0s..%v, got %s; write it like 5ms", c.label, limit.MaxWait, describe(c.value)))
 			return rule{}, false

@@ -38,8 +38,20 @@ var levels = [...]struct {
 	replaceLevel:     {"an item of replaces", "replaces.", []string{"name"}},
 }
 
-// required are the keys that a map of some level can't do without.
-var required = []string{"domain", "key", "unit", "requests_per_unit", "capacity", "refill", "max_in_flight", "lease"}
+// required are the keys that a map of some level can't do without, and what to write
+// where they have no value.
+var required = map[string]string{
+	"domain":            "write the name that Envoy sends",
+	"key":               "write the key of an entry",
+	"unit":              "write " + units,
+	"requests_per_unit": "write how many requests a unit has, 0 to ban",
+	"capacity":          "write how many tokens the bucket holds",
+	"refill":            "write how fast it fills, like 1/s",
+	"max_in_flight":     "write how many may run at once",
+	"lease":             "write the longest time that one may hold its slot, like 2m",
+}
+
+const units = "second, minute, hour, day, week, month or year"
 
 // theirs are the keys that envoyproxy/ratelimit has: it takes each of them at
 // any level, and ignores those at the wrong one.
