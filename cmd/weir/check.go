@@ -2,19 +2,29 @@ package main
 
 import (
 	"fmt"
+	"time"
 
 	"weir/policy"
 )
 
 type checkCommand struct {
-	Files         []string `arg:"" name:"file" help:"Policy files, or folders of files (*.yaml, *.yml)."`
-	Lenient       bool     `help:"Let pass, with a warning, what envoyproxy/ratelimit accepts by mistake."`
-	FatalWarnings bool     `help:"Exit with 1 if there are warnings."`
+	Files         []string      `arg:"" name:"file" help:"Policy files, or folders of files (*.yaml, *.yml)."`
+	Lenient       bool          `help:"Let pass, with a warning, what envoyproxy/ratelimit accepts by mistake."`
+	FatalWarnings bool          `help:"Exit with 1 if there are warnings."`
+	Envoy         []string      `sep:"none" placeholder:"FILE" help:"Envoy's configuration (YAML or JSON), to be compared with the policies. Repeat it, if listeners and routes are in several files."`
+	MaxWait       time.Duration `default:"2ms" help:"What weir serve is run with (${default}); for --envoy."`
+	StoreTimeout  time.Duration `default:"10ms" help:"What weir serve is run with (${default}); for --envoy."`
 }
 
 // Help is shown by weir check --help.
 func (c *checkCommand) Help() string {
-	return `Errors are what cannot be loaded; warnings are what can be, and is probably not meant: policies that no request reaches, keys that look like secrets and are not sensitive, a charge beside concurrency, replaces of a name that no limit has, a domain named unknown, keys without effect, and with --lenient what is let pass. Exit 0: fine, 1: a file is wrong (or, with --fatal-warnings, has warnings), 2: the command line is.`
+	return `Example: weir check --fatal-warnings policies/ --envoy envoy.yaml
+
+Errors are what cannot be loaded; warnings are what can be, and is probably not meant: policies that no request reaches, keys that look like secrets and are not sensitive, reservations that are settled too late, a charge beside concurrency, replaces of a name that no limit has, a domain named unknown, keys without effect, and with --lenient what is let pass.
+
+With --envoy also what in Envoy does not go with them: descriptors that no policy meets, leases shorter than the timeout of their route, slots that nothing gives back, filters with a wrong domain or too short a timeout. Of Envoy's configuration only that is looked at; envoy --mode validate does the rest.
+
+Exit 0: fine, 1: a file is wrong (or, with --fatal-warnings, has warnings), 2: the command line is.`
 }
 
 // Run prints what was understood of the files, or all that is wrong with them.
@@ -24,13 +34,22 @@ func (c *checkCommand) Run(con console) error {
 		_, _ = fmt.Fprintln(con.stderr, err)
 		return exit(exitNo)
 	}
-	for _, warning := range set.Warnings() {
+	warnings := set.Warnings()
+	if len(c.Envoy) > 0 {
+		more, err := set.LintEnvoy(c.Envoy, policy.EnvoyOptions{MaxWait: c.MaxWait, StoreTimeout: c.StoreTimeout})
+		if err != nil {
+			_, _ = fmt.Fprintln(con.stderr, err)
+			return exit(exitNo)
+		}
+		warnings = append(warnings, more...)
+	}
+	for _, warning := range warnings {
 		_, _ = fmt.Fprintf(con.stderr, "warning: %s\n", warning)
 	}
 	if err := set.Describe(con.stdout); err != nil {
 		return err
 	}
-	if c.FatalWarnings && len(set.Warnings()) > 0 {
+	if c.FatalWarnings && len(warnings) > 0 {
 		return exit(exitNo)
 	}
 	return nil
