@@ -14,7 +14,9 @@ type healthCommand struct {
 
 // Help is shown by weir health --help.
 func (c *healthCommand) Help() string {
-	return `It is the health check of the container, which has no other program. What is amiss is on :8080/healthz.`
+	return `Example: weir health --addr 127.0.0.1:8081
+
+It is the health check of the container, which has no other program. What is amiss is on :8080/healthz.`
 }
 
 // Run asks the health service. Whatever keeps it from saying SERVING is a no: to

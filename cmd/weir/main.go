@@ -21,15 +21,16 @@ const (
 )
 
 type command struct {
-	Serve     serveCommand     `cmd:"" help:"Run the service."`
-	Check     checkCommand     `cmd:"" help:"Read policy files, and print what was understood or all that is wrong."`
-	Decide    decideCommand    `cmd:"" help:"Ask a running service whether work may start. Exit 0: admitted, 1: refused, 2: error."`
-	Inspect   inspectCommand   `cmd:"" help:"Show how limits stand, and who holds their slots. It takes nothing."`
-	Release   releaseCommand   `cmd:"" help:"End leases, and print what each was: RELEASED, NOT_HELD or EXPIRED."`
-	Renew     renewCommand     `cmd:"" help:"Renew leases, and print what became of each: RENEWED or LOST."`
-	Reconcile reconcileCommand `cmd:"" help:"Settle what a lease reserved by what was used in truth."`
-	Health    healthCommand    `cmd:"" help:"Ask a running service whether it serves. Exit 0: it does, 1: it does not."`
-	Version   versionCommand   `cmd:"" help:"Print the version."`
+	Serve      serveCommand      `cmd:"" help:"Run the service."`
+	Check      checkCommand      `cmd:"" help:"Read policy files, and print what was understood or all that is wrong."`
+	Decide     decideCommand     `cmd:"" help:"Ask a running service whether work may start. Exit 0: admitted, 1: refused, 2: error."`
+	Inspect    inspectCommand    `cmd:"" help:"Show how limits stand, and who holds their slots. It takes nothing."`
+	Release    releaseCommand    `cmd:"" help:"End leases, and print what each was: RELEASED, NOT_HELD or EXPIRED."`
+	Renew      renewCommand      `cmd:"" help:"Renew leases, and print what became of each: RENEWED or LOST."`
+	Reconcile  reconcileCommand  `cmd:"" help:"Settle what a lease reserved by what was used in truth."`
+	Health     healthCommand     `cmd:"" help:"Ask a running service whether it serves. Exit 0: it does, 1: it does not."`
+	Completion completionCommand `cmd:"" help:"Print the script by which a shell completes commands and flags."`
+	Version    versionCommand    `cmd:"" help:"Print the version."`
 
 	VersionFlag kong.VersionFlag `name:"version" help:"Print the version and exit."`
 }

@@ -13,7 +13,9 @@ type releaseCommand struct {
 
 // Help is shown by weir release --help.
 func (c *releaseCommand) Help() string {
-	return `Exit 0: every lease has its line, whatever it says; 2: error, or some are UNAVAILABLE: release them again.`
+	return `Example: weir release <the lease>
+
+Exit 0: every lease has its line, whatever it says; 2: error, or some are UNAVAILABLE: release them again.`
 }
 
 // Run releases all leases in one call and prints one line for each, in order.

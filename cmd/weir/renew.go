@@ -13,7 +13,9 @@ type renewCommand struct {
 
 // Help is shown by weir renew --help.
 func (c *renewCommand) Help() string {
-	return `A lease is renewed to its full life from now on. LOST: it ended, expired, or is not known; its slots may be somebody else's.
+	return `Example: weir renew <the lease>
+
+A lease is renewed to its full life from now on. LOST: it ended, expired, or is not known; its slots may be somebody else's.
 
 Exit 0: every lease has its line, whatever it says; 2: error, or some are UNAVAILABLE: renew them again before they expire.`
 }

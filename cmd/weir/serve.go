@@ -53,7 +53,9 @@ type serveCommand struct {
 
 // Help is shown by weir serve --help.
 func (c *serveCommand) Help() string {
-	return `Each flag can also be set in the environment: --store-timeout as WEIR_STORE_TIMEOUT. Policy files are read again when they change, and on SIGHUP: one that is wrong stays in force as it was, and until all have been right once the service is not ready.
+	return `Example: weir serve --policy examples/policy.yaml --redis redis://127.0.0.1:6379
+
+Each flag can also be set in the environment: --store-timeout as WEIR_STORE_TIMEOUT. Policy files are read again when they change, and on SIGHUP: one that is wrong stays in force as it was, and until all have been right once the service is not ready.
 
 The service stops on SIGTERM or SIGINT: it says that it is not ready, finishes what is under way, and exits with 0; with 2 if it cannot start or listen.`
 }

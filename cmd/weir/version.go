@@ -16,6 +16,9 @@ var (
 
 type versionCommand struct{}
 
+// Help is shown by weir version --help.
+func (versionCommand) Help() string { return `Example: weir version` }
+
 // Run prints one line.
 func (versionCommand) Run(con console) error {
 	_, err := fmt.Fprintln(con.stdout, versionLine())
