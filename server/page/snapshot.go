@@ -10,13 +10,17 @@ type Snapshot struct {
 	Started time.Time `json:"started"`
 	// Status is that of /healthz: ok, degraded, not_ready or draining.
 	Status string `json:"status"`
+	// Headline is the worst of Problems in words, or says that all is well.
+	Headline Problem `json:"headline"`
 	// Problems say in words what is wrong, the worst first; empty if all is well.
 	Problems []Problem `json:"problems"`
 	Store    Store     `json:"store"`
 	Bypassed Bypassed  `json:"bypassed"`
 	Domains  []Domain  `json:"domains"`
 	// MoreLimits is how many limits are left out of Domains, beyond [MaxLimits].
-	MoreLimits int      `json:"more_limits"`
+	MoreLimits int `json:"more_limits"`
+	// Unknown are requests for domains that no policy has: nothing limits them.
+	Unknown  Unknown  `json:"unknown_domain"`
 	Latency    Latency  `json:"latency"`
 	Policies   Policies `json:"policies"`
 	// Refused are the subjects that were refused most often, the first most.
@@ -28,12 +32,14 @@ const MaxLimits = 200
 
 // Problem is something that is wrong, or was just now.
 type Problem struct {
-	Level string `json:"level"` // bad, warn, or note: it is over, or to be known
+	Level string `json:"level"` // bad, warn, note (it is over, or to be known); of Headline also ok
 	Text  string `json:"text"`
 }
 
 // Store is the health of the store.
 type Store struct {
+	// Kind is redis, or memory: the state is in this process alone.
+	Kind string `json:"kind"`
 	// State is up, away, or not_found if it has never answered.
 	State string `json:"state"`
 	// Since is when it came into that state.
@@ -76,9 +82,17 @@ func (c Counts) Minus(before Counts) Counts {
 
 // Bypassed are the requests that this replica decided without the store.
 type Bypassed struct {
-	PerSecond float64 `json:"per_second"` // of the last seconds
+	PerSecond float64 `json:"per_second"` // of the last 5 seconds
 	Today     Counts  `json:"today"`      // since midnight, UTC, or the start
 	Total     Counts  `json:"total"`
+	// At is when the last was; zero: none was.
+	At time.Time `json:"at,omitzero"`
+}
+
+// Unknown are requests for domains that no policy has.
+type Unknown struct {
+	Total  float64 `json:"total"`
+	Lately float64 `json:"last_minute"`
 }
 
 // Domain is a domain of the policies.
@@ -148,6 +162,9 @@ type Latency struct {
 // Percentiles are in milliseconds, one for each of Times, the ends of the intervals; nil
 // where there was nothing. They are read from a histogram, so that they are about right.
 type Percentiles struct {
+	Count float64 `json:"count"` // of what took its time, in all intervals
+	// All are over all intervals: p50, p95 and p99; nil if there was nothing.
+	All   []float64  `json:"all"`
 	Times []int64    `json:"times"` // seconds since the epoch
 	P50   []*float64 `json:"p50"`
 	P95   []*float64 `json:"p95"`
