@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"weir/limit"
@@ -148,11 +149,11 @@ func (r *refusals) told(name limitName) *page.RetryAfter {
 }
 
 // keep forgets the limits that are not in the policies any more.
-func (r *refusals) keep(now map[limitName]bool) {
+func (r *refusals) keep(now map[limitName]int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name := range r.waits {
-		if !now[name] {
+		if _, is := now[name]; !is {
 			delete(r.waits, name)
 		}
 	}
@@ -176,9 +177,14 @@ func subjectOf(key string) string {
 	return cut(strings.Join(entries, ","), maxSubject)
 }
 
-// cut is s in valid UTF-8, with at most n characters.
+// cut is s in characters that can be seen, at most n.
 func cut(s string, n int) string {
-	s = strings.ToValidUTF8(s, "\uFFFD")
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) { // it could rule a terminal, or turn a line around
+			return utf8.RuneError
+		}
+		return r
+	}, s)
 	if utf8.RuneCountInString(s) <= n {
 		return s
 	}

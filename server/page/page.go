@@ -19,16 +19,17 @@ var embedded embed.FS
 const (
 	// MaxViewers is how many may watch at once.
 	MaxViewers = 64
-	every      = time.Second     // a snapshot
-	fresh      = time.Second / 2 // how old a snapshot may be that is not watched
-	patience   = 5 * time.Second // for a viewer who does not read
+	every      = time.Second           // a snapshot
+	fresh      = time.Second / 2       // how old a snapshot may be that is not watched
+	settle     = 50 * time.Millisecond // from a Wake to its snapshot: often more has changed
+	patience   = 5 * time.Second       // for a viewer who does not read
 )
 
 // Page serves the page. Use [New].
 type Page struct {
 	take    func() *Snapshot
 	end     context.Context //nolint:containedctx // all streams end with it
-	every   time.Duration
+	wake    chan struct{}
 	running sync.WaitGroup // the collector
 
 	taking sync.Mutex // held while a snapshot is taken: there is never more than one
@@ -41,13 +42,26 @@ type Page struct {
 }
 
 // New returns a page of what take tells, which is called while somebody looks, at most
-// twice a second and never at once with itself. Streams end with end.
+// twice a second where nothing wakes it, and never at once with itself. Streams end with
+// end.
 func New(end context.Context, take func() *Snapshot) *Page {
-	return &Page{take: take, end: end, every: every, viewers: make(map[chan []byte]bool)}
+	return &Page{take: take, end: end, wake: make(chan struct{}, 1), viewers: make(map[chan []byte]bool)}
+}
+
+// Wake has viewers see at once that something has changed.
+func (p *Page) Wake() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
 }
 
 // Close waits until nothing of the page runs any more. Its context must have ended.
-func (p *Page) Close() { p.running.Wait() }
+func (p *Page) Close() {
+	p.mu.Lock()   // whoever enters from now on sees the end
+	p.mu.Unlock() //nolint:staticcheck // nothing else is to be done under it
+	p.running.Wait()
+}
 
 // Register adds the page's handlers, each guarded.
 func (p *Page) Register(mux *http.ServeMux, guard func(http.Handler) http.Handler) {
@@ -58,7 +72,7 @@ func (p *Page) Register(mux *http.ServeMux, guard func(http.Handler) http.Handle
 	files := http.FileServerFS(assets)
 	handle := func(pattern string, h http.Handler) { mux.Handle(pattern, secure(guard(h))) }
 	handle("GET /{$}", files)
-	handle("GET /assets/", http.StripPrefix("/assets/", files))
+	handle("GET /assets/{file}", http.StripPrefix("/assets/", files))
 	handle("GET /status.json", http.HandlerFunc(p.once))
 	handle("GET /status/events", http.HandlerFunc(p.events))
 }
@@ -167,7 +181,7 @@ func (p *Page) leave(mine chan []byte) {
 
 // collect tells all viewers of each snapshot.
 func (p *Page) collect(ctx context.Context) {
-	tick := time.NewTicker(p.every)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		text := p.snapshot(0)
@@ -178,6 +192,12 @@ func (p *Page) collect(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		case <-p.wake:
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(settle):
+			}
 		}
 	}
 }

@@ -4,7 +4,7 @@ import "time"
 
 // Snapshot is the picture that the page shows, and /status.json tells: of one replica,
 // but for what is in flight, which the store counts over all of them. Counts are since
-// the replica's start and rates of the last minute, where nothing else is said.
+// the replica's start, and rates of the last 10 to 15 seconds, where nothing else is said.
 type Snapshot struct {
 	At      time.Time `json:"at"`
 	Started time.Time `json:"started"`
@@ -21,8 +21,8 @@ type Snapshot struct {
 	MoreLimits int `json:"more_limits"`
 	// Unknown are requests for domains that no policy has: nothing limits them.
 	Unknown  Unknown  `json:"unknown_domain"`
-	Latency    Latency  `json:"latency"`
-	Policies   Policies `json:"policies"`
+	Latency  Latency  `json:"latency"`
+	Policies Policies `json:"policies"`
 	// Refused are the subjects that were refused most often, the first most.
 	Refused []Subject `json:"refused"`
 }
@@ -75,6 +75,11 @@ type Counts struct {
 // Total is the sum of the three.
 func (c Counts) Total() int64 { return c.Unchecked + c.Local + c.Refused }
 
+// Plus is the sum of both.
+func (c Counts) Plus(d Counts) Counts {
+	return Counts{c.Unchecked + d.Unchecked, c.Local + d.Local, c.Refused + d.Refused}
+}
+
 // Minus is what came since the counts were before.
 func (c Counts) Minus(before Counts) Counts {
 	return Counts{c.Unchecked - before.Unchecked, c.Local - before.Local, c.Refused - before.Refused}
@@ -114,7 +119,10 @@ type Domain struct {
 // Limit is a limit of a domain. Limits of one name are one.
 type Limit struct {
 	Name string `json:"name"`
-	Kind string `json:"kind"` // token_bucket, rate_limit or concurrency
+	Kind string `json:"kind"` // token_bucket, rate_limit or concurrency; "" of overrides
+	// Capacity is what it allows each subject: tokens, requests in a window, or slots.
+	Capacity int64 `json:"capacity"`
+	Shadow   bool  `json:"shadow"`
 	// Pool, if not nil: it is a concurrency of one subject.
 	Pool *Pool `json:"pool,omitempty"`
 	// Checks by their result. Over did not pass, and the request was not refused for it.

@@ -13,14 +13,17 @@ const again = time.Hour
 
 // Words says what is wrong, for somebody who was just woken up, the worst first.
 func Words(s *Snapshot) []Problem {
-	w := words{now: s.At}
+	w := words{now: s.At, problems: []Problem{}}
 	if s.Status == "draining" {
 		w.add("warn", "This replica is about to stop: it takes no new callers")
+	}
+	if w.kept = "Redis"; s.Store.Kind == "memory" {
+		w.kept = "The memory store"
 	}
 	if s.Policies.Version == "" {
 		w.add("bad", "No policies are loaded: no request is answered")
 	}
-	w.store(s.Store)
+	w.store(s)
 	for _, d := range s.Domains {
 		of := ""
 		if len(s.Domains) > 1 {
@@ -38,16 +41,36 @@ func Words(s *Snapshot) []Problem {
 			w.add("warn", fmt.Sprintf("%s of %s expired in the last 5 minutes: whoever held them died, or does not release", count(int64(d.ExpiredLately), "lease", "leases"), d.Name))
 		}
 	}
+	if n := s.Unknown.Lately; n > 0 {
+		w.add("warn", count(int64(n), "request", "requests")+" in the last minute named a domain that no policy file has: nothing limits those")
+	}
 	if o := s.Store.Outage; o != nil && !o.To.IsZero() && s.At.Sub(o.To) < again && s.Store.State == "up" {
-		w.add("note", fmt.Sprintf("Redis answers again since %s. It was away for %s: %s", clock(o.To), span(o.To.Sub(o.From)), passed(o.Counts)))
+		w.add("note", fmt.Sprintf("%s answers again since %s. It was away for %s: %s", w.kept, clock(o.To), span(o.To.Sub(o.From)), passed(o.Counts)))
 	}
 	order := map[string]int{"bad": 0, "warn": 1, "note": 2}
 	slices.SortStableFunc(w.problems, func(a, b Problem) int { return order[a.Level] - order[b.Level] })
 	return w.problems
 }
 
+// Headline is the worst of the problems of s, or says that there is none.
+func Headline(s *Snapshot) Problem {
+	if len(s.Problems) > 0 && s.Problems[0].Level != "note" {
+		return s.Problems[0]
+	}
+	kept := "Redis answers"
+	if s.Store.Kind == "memory" {
+		kept = "the state is in memory (this process only)"
+	}
+	text := "All is well: " + kept + ", no request passes unchecked, no pool is full"
+	if len(s.Problems) > 0 { // it is over
+		text = "All is well now: " + kept + ", no pool is full"
+	}
+	return Problem{"ok", text}
+}
+
 type words struct {
 	now      time.Time
+	kept     string // the store's name
 	problems []Problem
 }
 
@@ -55,20 +78,37 @@ func (w *words) add(level, text string) {
 	w.problems = append(w.problems, Problem{level, text})
 }
 
-func (w *words) store(s Store) {
+func (w *words) store(s *Snapshot) {
 	since := func(t time.Time) string { return fmt.Sprintf("%s (%s)", clock(t), span(w.now.Sub(t))) }
 	var counts Counts
-	if s.Outage != nil && s.Outage.To.IsZero() {
-		counts = s.Outage.Counts
+	if o := s.Store.Outage; o != nil && o.To.IsZero() {
+		counts = o.Counts
 	}
 	switch {
-	case s.State == "not_found":
-		w.add("bad", fmt.Sprintf("Redis has never answered, since the start at %s: this replica is not ready", since(s.Since)))
-	case s.State == "away" && s.Silent:
-		w.add("bad", fmt.Sprintf("Redis does not answer since %s: %s", since(s.Since), passed(counts)))
-	case s.State == "away":
-		w.add("warn", fmt.Sprintf("Redis fails some calls since %s: %s", since(s.Since), passed(counts)))
+	case s.Store.State == "not_found":
+		w.add("bad", fmt.Sprintf("%s has not answered since the start at %s: this replica is not ready", w.kept, since(s.Store.Since)))
+	case s.Store.State == "away" && s.Store.Silent:
+		w.add("bad", fmt.Sprintf("%s does not answer since %s: %s", w.kept, since(s.Store.Since), passed(counts)))
+	case s.Store.State == "away" && len(s.Store.Breakers) > 0:
+		w.add("bad", fmt.Sprintf("%s does not answer for %s since %s: %s", w.kept, domains(s.Store.Breakers), since(s.Store.Since), passed(counts)))
+	case s.Store.State == "away":
+		w.add("warn", fmt.Sprintf("%s fails some calls since %s: %s", w.kept, since(s.Store.Since), passed(counts)))
+	case s.Bypassed.PerSecond > 0:
+		w.add("warn", fmt.Sprintf("%s answers, and yet not each request in time; today %s", w.kept, passed(s.Bypassed.Today)))
 	}
+}
+
+// domains names those of breakers, the first few.
+func domains(open []Breaker) string {
+	const most = 3
+	var names []string
+	for _, b := range open[:min(len(open), most)] {
+		names = append(names, b.Domain)
+	}
+	if more := len(open) - most; more > 0 {
+		names = append(names, thousands(int64(more))+" more")
+	}
+	return strings.Join(names, ", ")
 }
 
 // passed says what became of requests that the store did not decide.
