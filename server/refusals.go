@@ -41,8 +41,11 @@ type refusedID struct {
 type refused struct {
 	id          refusedID
 	count, over int64
-	last        time.Time
+	last        int64 // in nanoseconds since the epoch
 }
+
+// forgotten reports whether it was not refused for long.
+func (r *refused) forgotten(now int64) bool { return now-r.last > int64(forgetAfter) }
 
 // waitsTold are the Retry-After of a limit.
 type waitsTold struct {
@@ -81,10 +84,11 @@ func (r *refusals) note(domain string, names *limitNames, checks []limit.Check, 
 	}
 }
 
-func (r *refusals) count(id refusedID, now time.Time) {
+func (r *refusals) count(id refusedID, at time.Time) {
+	now := at.UnixNano()
 	i, known := r.index[id]
 	switch {
-	case known && now.Sub(r.subjects[i].last) > forgetAfter:
+	case known && r.subjects[i].forgotten(now):
 		r.subjects[i] = refused{id: id}
 	case known:
 	case len(r.subjects) < maxRefused:
@@ -94,7 +98,7 @@ func (r *refusals) count(id refusedID, now time.Time) {
 	default:
 		i = r.leastOf(now)
 		least := r.subjects[i].count
-		if now.Sub(r.subjects[i].last) > forgetAfter {
+		if r.subjects[i].forgotten(now) {
 			least = 0
 		}
 		delete(r.index, r.subjects[i].id)
@@ -107,10 +111,10 @@ func (r *refusals) count(id refusedID, now time.Time) {
 
 // leastOf is the subject whose place is taken: one that has long not been refused, or
 // else the one with the fewest refusals.
-func (r *refusals) leastOf(now time.Time) int {
+func (r *refusals) leastOf(now int64) int {
 	least := 0
 	for i := range r.subjects {
-		if now.Sub(r.subjects[i].last) > forgetAfter {
+		if r.subjects[i].forgotten(now) {
 			return i
 		}
 		if r.subjects[i].count < r.subjects[least].count {
@@ -127,8 +131,8 @@ func (r *refusals) top(now time.Time) []page.Subject {
 	r.mu.Unlock()
 	out := []page.Subject{}
 	for _, s := range all {
-		if now.Sub(s.last) <= forgetAfter {
-			out = append(out, page.Subject{Domain: s.id.domain, Limit: s.id.limit, Subject: subjectOf(s.id.key), Count: s.count, Over: s.over, Last: s.last.UTC()})
+		if !s.forgotten(now.UnixNano()) {
+			out = append(out, page.Subject{Domain: s.id.domain, Limit: s.id.limit, Subject: subjectOf(s.id.key), Count: s.count, Over: s.over, Last: time.Unix(0, s.last).UTC()})
 		}
 	}
 	slices.SortFunc(out, func(a, b page.Subject) int {

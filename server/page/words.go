@@ -93,7 +93,7 @@ func (w *words) store(s *Snapshot) {
 		w.add("bad", fmt.Sprintf("%s does not answer for %s since %s: %s", w.kept, domains(s.Store.Breakers), since(s.Store.Since), passed(counts)))
 	case s.Store.State == "away":
 		w.add("warn", fmt.Sprintf("%s fails some calls since %s: %s", w.kept, since(s.Store.Since), passed(counts)))
-	case s.Bypassed.PerSecond > 0:
+	case s.Bypassed.PerSecond > 0 && (s.Store.Outage == nil || s.Bypassed.At.After(s.Store.Outage.To)):
 		w.add("warn", fmt.Sprintf("%s answers, and yet not each request in time; today %s", w.kept, passed(s.Bypassed.Today)))
 	}
 }
