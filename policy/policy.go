@@ -81,6 +81,14 @@ func (s *Set) Domains() []string { return slices.Clone(s.names) }
 // Has reports whether the domain has a policy file.
 func (s *Set) Has(domain string) bool { return s.domains[domain] != nil }
 
+// File is the path of a domain's policy file, as it was given; "" for a domain that has none.
+func (s *Set) File(domain string) string {
+	if d := s.domains[domain]; d != nil {
+		return d.file
+	}
+	return ""
+}
+
 // Warnings returns what a person should know of files that were loaded all the
 // same, in the form of the errors of [Load]: keys that have no effect in weir,
 // and what is let pass because of Options.Lenient.

@@ -42,6 +42,7 @@ type breaker struct {
 	// probe is worth its time.
 	probing atomic.Bool
 	open    atomic.Bool
+	since   atomic.Int64 // when it opened last, in nanoseconds since the epoch
 }
 
 func newBreakers(changed func(domain string, open bool)) *breakers {
@@ -76,6 +77,7 @@ func (b *breakers) of(domain string) *breaker {
 			case gobreaker.StateOpen:
 				one.probing.Store(false)
 				if !one.open.Swap(true) {
+					one.since.Store(time.Now().UnixNano())
 					b.changed(domain, true)
 				}
 			case gobreaker.StateClosed:
@@ -129,4 +131,18 @@ func (b *breakers) someOpen() bool {
 		}
 	}
 	return false
+}
+
+// opened returns when each breaker opened that is open, by domain, and whether those of
+// all domains are that were asked for.
+func (b *breakers) opened() (all bool, open map[string]time.Time) {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	open = make(map[string]time.Time)
+	for domain, one := range b.all {
+		if one.open.Load() {
+			open[domain] = time.Unix(0, one.since.Load())
+		}
+	}
+	return len(open) > 0 && len(open) == len(b.all), open
 }

@@ -48,6 +48,7 @@ func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, 
 	v := limit.Judge(m.Checks, d, func(c limit.Check) time.Duration { return s.holds.estimate(r.Domain, c) })
 	s.metrics.misused(label(set, r.Domain), r, m)
 	s.metrics.decided(label(set, r.Domain), m.Checks, d, v)
+	s.picture(label(set, r.Domain), m.Checks, d, v)
 	tellSpan(span, label(set, r.Domain), m.Checks, d, v)
 	s.metrics.took(ctx, s.metrics.decisionSeconds.WithLabelValues(label(set, r.Domain)), start)
 	if d.Lease != "" && !d.Replayed && ctx.Err() != nil {

@@ -75,26 +75,37 @@ func (s *Server) policyHealth() PolicyHealth {
 }
 
 func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) {
-	h := Health{Status: "ok", Policy: s.policyHealth(), Store: "up"}
+	h := Health{Policy: s.policyHealth()}
 	if set := s.policies(); set != nil {
 		h.Policies, h.Domains = true, set.Domains()
 	}
-	switch {
-	case !s.storeFound.Load():
-		h.Store = "not_found"
-	case s.storeAway.Load():
-		h.Store = "away"
-	}
+	h.Status, h.Store = s.state()
 	code := http.StatusOK
-	switch {
-	case s.draining.Load():
-		h.Status, code = "draining", http.StatusServiceUnavailable
-	case !s.ready():
-		h.Status, code = "not_ready", http.StatusServiceUnavailable
-	case h.Store != "up":
-		h.Status = "degraded"
+	if h.Status == "draining" || h.Status == "not_ready" {
+		code = http.StatusServiceUnavailable
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	_ = json.NewEncoder(w).Encode(h) // the client has gone
+}
+
+// state is the Status and the Store of [Health].
+func (s *Server) state() (status, store string) {
+	switch {
+	case !s.storeFound.Load():
+		store = "not_found"
+	case s.storeAway.Load():
+		store = "away"
+	default:
+		store = "up"
+	}
+	switch {
+	case s.draining.Load():
+		return "draining", store
+	case !s.ready():
+		return "not_ready", store
+	case store != "up":
+		return "degraded", store
+	}
+	return "ok", store
 }

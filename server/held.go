@@ -53,25 +53,32 @@ func (h held) Collect(c chan<- prometheus.Metric) {
 		if h.breakers.of(domain).open.Load() {
 			continue // nobody waits to see that the store is away
 		}
-		n, err := h.store.Held(ctx, domain)
-		if err == nil {
+		n, states, err := h.countHeld(ctx, domain, pools)
+		if n >= 0 {
 			gauge(heldDesc, n, domain)
-			var states []limit.State
-			if len(pools) > 0 {
-				states, err = h.store.Inspect(ctx, pools)
-			}
-			for i := range states {
-				gauge(inFlightDesc, states[i].Count, domain, h.metrics.names.of(domain, pools[i].Name))
-			}
 		}
-		if err != nil {
-			h.metrics.storeErrors.WithLabelValues("held", reason(err)).Inc()
-			if ctx.Err() != nil {
-				return
-			}
-			continue // it may be on a node of a cluster that is away alone
+		for i := range states {
+			gauge(inFlightDesc, states[i].Count, domain, h.metrics.names.of(domain, pools[i].Name))
 		}
+		if err != nil && ctx.Err() != nil {
+			return
+		} // else it may be on a node of a cluster that is away alone
 	}
+}
+
+// countHeld asks the store for the leases of a domain, -1 if it does not tell, and for the
+// states of its pools. An error is counted.
+func (s *Server) countHeld(ctx context.Context, domain string, pools []limit.Check) (leases int64, states []limit.State, err error) {
+	leases, err = s.store.Held(ctx, domain)
+	if err != nil {
+		leases = -1
+	} else if len(pools) > 0 {
+		states, err = s.store.Inspect(ctx, pools)
+	}
+	if err != nil {
+		s.metrics.storeErrors.WithLabelValues("held", reason(err)).Inc()
+	}
+	return leases, states, err
 }
 
 // poolsOf are the pools of a set that are counted, by domain: of each limit's name one.

@@ -113,12 +113,13 @@ func (s *Server) recovered(ctx context.Context, p any) error {
 }
 
 // HTTP returns the pages: /healthz (and /healthcheck, as envoyproxy/ratelimit
-// has it), /metrics, and /json, which decides.
+// has it), /metrics, /json, which decides, and the status page.
 func (s *Server) HTTP(g prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", s.healthz)
 	mux.HandleFunc("GET /healthcheck", s.healthz)
 	mux.Handle("POST /json", s.guardPage(areaRateLimit, http.HandlerFunc(s.shouldRateLimit)))
 	mux.Handle("GET /metrics", s.guardPage(areaMetrics, promhttp.HandlerFor(g, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: maxScrapes})))
+	s.page.Register(mux, func(h http.Handler) http.Handler { return s.guardPage(areaMetrics, h) })
 	return mux
 }

@@ -103,12 +103,14 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 	return m
 }
 
+var latencyBuckets = []float64{.0001, .0002, .0003, .0004, .0005, .0006, .0008, .001, .0015, .002, .003, .005, .0075, .01, .015, .02, .05, .1, .3, 1}
+
 // latency are the options of a histogram of short times. The classic buckets resolve
 // 100 µs where most decisions are; the native ones are a tenth apart.
 func latency(name, help string) prometheus.HistogramOpts {
 	return prometheus.HistogramOpts{
 		Name: name, Help: help,
-		Buckets:                         []float64{.0001, .0002, .0003, .0004, .0005, .0006, .0008, .001, .0015, .002, .003, .005, .0075, .01, .015, .02, .05, .1, .3, 1},
+		Buckets:                         latencyBuckets,
 		NativeHistogramBucketFactor:     1.1,
 		NativeHistogramMaxBucketNumber:  160,
 		NativeHistogramMinResetDuration: time.Hour,

@@ -16,6 +16,9 @@ type loaded struct {
 	at       time.Time                // when they came into force; zero if none are
 	wrong    int                      // files that are not in force as they are
 	problems []string                 // what is wrong with them, a line each
+	shown    *shown                   // on the status page
+	failed   []string                 // problems of the last reading that had some
+	failedAt time.Time                // when that was; zero if none had
 }
 
 // seconds is when they came into force, since the epoch; 0 if none are.
@@ -37,17 +40,19 @@ const toldProblems = 20
 func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
 	before := s.loaded.Load()
 	old := before.set
-	now := &loaded{set: r.Set, pools: before.pools, at: before.at, wrong: r.Wrong}
+	now := &loaded{set: r.Set, pools: before.pools, at: before.at, wrong: r.Wrong, shown: before.shown, failed: before.failed, failedAt: before.failedAt}
 	result := "ok"
 	if r.Err != nil {
 		result = "failed"
 		now.problems = strings.Split(r.Err.Error(), "\n")
+		now.failed, now.failedAt = now.problems, time.Now()
 	}
 	s.metrics.policyLoads.WithLabelValues(result).Inc()
 	anew := r.Set != nil && r.Set != old
 	if anew {
 		now.at = time.Now()
 		now.pools = poolsOf(r.Set)
+		now.shown = shownOf(r.Set, now.pools)
 		s.metrics.expect(r.Set, s.standby.Mode)
 		if old != nil {
 			s.metrics.policyInfo.DeleteLabelValues(old.Version())
@@ -55,6 +60,10 @@ func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
 		s.metrics.policyInfo.WithLabelValues(r.Set.Version()).Set(1)
 	}
 	s.loaded.Store(now)
+	if anew {
+		s.refusals.keep(now.shown.index)
+	}
+	s.page.Wake()
 	s.reportHealth()
 
 	for _, line := range now.problems[:min(len(now.problems), toldProblems)] {

@@ -21,6 +21,7 @@ import (
 
 	"weir/envoy"
 	"weir/policy"
+	"weir/server/page"
 	"weir/store"
 	"weir/store/standby"
 )
@@ -32,6 +33,8 @@ const tellStreams = 50 * time.Millisecond
 // Options configure a server. Store, Logger and Registerer are required.
 type Options struct {
 	Store store.Store
+	// StoreKind is redis or memory: what the status page calls the store; "" means memory.
+	StoreKind string
 	// StoreTimeout is how long a decision waits for its store, at least, and an
 	// Inspect at most; 0 means 10 ms. A decision waits longer if its caller does: a store
 	// that is silent must fail by itself.
@@ -85,6 +88,14 @@ type Server struct {
 	waits        *waits
 	health       *health.Server
 
+	storeKind string
+	started   time.Time
+	bypasses  *bypasses
+	refusals  *refusals
+	history   *history
+	inFlight  *inFlight
+	page      *page.Page
+
 	loaded atomic.Pointer[loaded] // the policies in force
 
 	storeAway   atomic.Bool  // a call failed, and no look since was quiet
@@ -122,8 +133,14 @@ func New(o Options) *Server {
 		holds:        newHolds(),
 		waits:        newWaits(o.MaxWait),
 		health:       health.NewServer(),
+		storeKind:    cmp.Or(o.StoreKind, "memory"),
+		started:      time.Now(),
+		refusals:     newRefusals(),
+		inFlight:     &inFlight{},
 	}
+	s.bypasses, s.history = &bypasses{}, &history{samples: []sample{{at: s.started}}}
 	s.streams, s.endStreams = context.WithCancel(context.Background())
+	s.page = page.New(s.streams, s.snapshot)
 	if s.storeTimeout == 0 {
 		s.storeTimeout = 10 * time.Millisecond
 	}
@@ -149,6 +166,7 @@ func (s *Server) Drain() {
 // request may come any more.
 func (s *Server) Close() {
 	s.endStreams()
+	s.page.Close()
 	s.detached.Wait()
 }
 
@@ -160,8 +178,11 @@ func label(set *policy.Set, domain string) string {
 	if set != nil && set.Has(domain) {
 		return domain
 	}
-	return "unknown"
+	return unknownDomain
 }
+
+// unknownDomain is the label of domains that no policy has.
+const unknownDomain = "unknown"
 
 // errNoPolicy is the answer before the first policies are loaded.
 var errNoPolicy = errors.New("no policy is loaded yet")

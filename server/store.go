@@ -154,6 +154,10 @@ func (s *Server) observe(ctx context.Context, op string, start time.Time, err er
 		}
 	default:
 		s.failures.Add(1)
+		if !s.storeAway.Load() { // before anything is counted that was decided without it
+			s.bypasses.away(start)
+			s.page.Wake()
+		}
 		if !s.storeAway.Load() && s.storeAway.CompareAndSwap(false, true) {
 			s.log.ErrorContext(ctx, "store failed", "op", op, "err", err)
 		}
@@ -175,6 +179,7 @@ func (s *Server) Run(ctx context.Context) {
 		case <-timer.C:
 		}
 		s.look(ctx)
+		s.history.sample(time.Now(), s.count)
 		switch {
 		case !s.storeFound.Load():
 			timer.Reset(atFirst)
@@ -199,7 +204,9 @@ func (s *Server) look(ctx context.Context) {
 		return // we stop: it says nothing about the store
 	}
 	s.observe(ctx, "ping", start, err)
-	s.storeLost.Store(err != nil)
+	if s.storeLost.Swap(err != nil) != (err != nil) {
+		s.page.Wake()
+	}
 	defer s.reportHealth()
 	if err != nil {
 		return
@@ -212,7 +219,13 @@ func (s *Server) look(ctx context.Context) {
 			return err
 		})
 	}
-	if quiet && s.storeAway.CompareAndSwap(true, false) || first && !s.storeAway.Load() {
+	recovered := quiet && s.storeAway.Load()
+	if recovered {
+		s.bypasses.back(time.Now())
+		s.storeAway.Store(false)
+		s.page.Wake()
+	}
+	if recovered || first && !s.storeAway.Load() {
 		s.log.InfoContext(ctx, "store answers")
 	}
 }
@@ -221,6 +234,7 @@ func (s *Server) look(ctx context.Context) {
 // more, or again.
 func (s *Server) breakerChanged(domain string, open bool) {
 	s.metrics.breakerOpen.WithLabelValues(domain).Set(number(open))
+	s.page.Wake()
 	if open {
 		s.log.WarnContext(context.Background(), "store is not asked any more: its limits are decided by their failure modes", "domain", domain)
 	} else {

@@ -1,0 +1,183 @@
+package page
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// again is how long an outage that is over is told at the top.
+const again = time.Hour
+
+// Words says what is wrong, for somebody who was just woken up, the worst first.
+func Words(s *Snapshot) []Problem {
+	w := words{now: s.At, problems: []Problem{}}
+	if s.Status == "draining" {
+		w.add("warn", "This replica is about to stop: it takes no new callers")
+	}
+	if w.kept = "Redis"; s.Store.Kind == "memory" {
+		w.kept = "The memory store"
+	}
+	if s.Policies.Version == "" {
+		w.add("bad", "No policies are loaded: no request is answered")
+	}
+	w.store(s)
+	for _, d := range s.Domains {
+		of := ""
+		if len(s.Domains) > 1 {
+			of = " of " + d.Name
+		}
+		for _, l := range d.Limits {
+			w.pool(l, of)
+		}
+	}
+	if n := s.Policies.Wrong; n > 0 {
+		w.add("warn", files(n)+": what was right before stays in force")
+	}
+	for _, d := range s.Domains {
+		if d.ExpiredLately > 0 {
+			w.add("warn", fmt.Sprintf("%s of %s expired in the last 5 minutes: whoever held them died, or does not release", count(int64(d.ExpiredLately), "lease", "leases"), d.Name))
+		}
+	}
+	if n := s.Unknown.Lately; n > 0 {
+		w.add("warn", count(int64(n), "request", "requests")+" in the last minute named a domain that no policy file has: nothing limits those")
+	}
+	if o := s.Store.Outage; o != nil && !o.To.IsZero() && s.At.Sub(o.To) < again && s.Store.State == "up" {
+		w.add("note", fmt.Sprintf("%s answers again since %s. It was away for %s: %s", w.kept, clock(o.To), span(o.To.Sub(o.From)), passed(o.Counts)))
+	}
+	order := map[string]int{"bad": 0, "warn": 1, "note": 2}
+	slices.SortStableFunc(w.problems, func(a, b Problem) int { return order[a.Level] - order[b.Level] })
+	return w.problems
+}
+
+// Headline is the worst of the problems of s, or says that there is none.
+func Headline(s *Snapshot) Problem {
+	if len(s.Problems) > 0 && s.Problems[0].Level != "note" {
+		return s.Problems[0]
+	}
+	kept := "Redis answers"
+	if s.Store.Kind == "memory" {
+		kept = "the state is in memory (this process only)"
+	}
+	text := "All is well: " + kept + ", no request passes unchecked, no pool is full"
+	if len(s.Problems) > 0 { // it is over
+		text = "All is well now: " + kept + ", no pool is full"
+	}
+	return Problem{"ok", text}
+}
+
+type words struct {
+	now      time.Time
+	kept     string // the store's name
+	problems []Problem
+}
+
+func (w *words) add(level, text string) {
+	w.problems = append(w.problems, Problem{level, text})
+}
+
+func (w *words) store(s *Snapshot) {
+	since := func(t time.Time) string { return fmt.Sprintf("%s (%s)", clock(t), span(w.now.Sub(t))) }
+	var counts Counts
+	if o := s.Store.Outage; o != nil && o.To.IsZero() {
+		counts = o.Counts
+	}
+	switch {
+	case s.Store.State == "not_found":
+		w.add("bad", fmt.Sprintf("%s has not answered since the start at %s: this replica is not ready", w.kept, since(s.Store.Since)))
+	case s.Store.State == "away" && s.Store.Silent:
+		w.add("bad", fmt.Sprintf("%s does not answer since %s: %s", w.kept, since(s.Store.Since), passed(counts)))
+	case s.Store.State == "away" && len(s.Store.Breakers) > 0:
+		w.add("bad", fmt.Sprintf("%s does not answer for %s since %s: %s", w.kept, domains(s.Store.Breakers), since(s.Store.Since), passed(counts)))
+	case s.Store.State == "away":
+		w.add("warn", fmt.Sprintf("%s fails some calls since %s: %s", w.kept, since(s.Store.Since), passed(counts)))
+	case s.Bypassed.PerSecond > 0 && (s.Store.Outage == nil || s.Bypassed.At.After(s.Store.Outage.To)):
+		w.add("warn", fmt.Sprintf("%s answers, and yet not each request in time; today %s", w.kept, passed(s.Bypassed.Today)))
+	}
+}
+
+// domains names those of breakers, the first few.
+func domains(open []Breaker) string {
+	const most = 3
+	var names []string
+	for _, b := range open[:min(len(open), most)] {
+		names = append(names, b.Domain)
+	}
+	if more := len(open) - most; more > 0 {
+		names = append(names, thousands(int64(more))+" more")
+	}
+	return strings.Join(names, ", ")
+}
+
+// passed says what became of requests that the store did not decide.
+func passed(c Counts) string {
+	parts := []string{count(c.Unchecked, "request", "requests") + " passed unchecked"}
+	if c.Local > 0 {
+		parts = append(parts, thousands(c.Local)+" decided by this replica's own share")
+	}
+	if c.Refused > 0 {
+		parts = append(parts, thousands(c.Refused)+" refused")
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (w *words) pool(l Limit, of string) {
+	p := l.Pool
+	if p == nil || p.InFlight == nil {
+		return
+	}
+	level, word := "bad", "is full"
+	switch {
+	case p.Full():
+	case *p.InFlight*10 >= p.Capacity*9:
+		level, word = "warn", "is nearly full"
+	default:
+		return
+	}
+	text := fmt.Sprintf("Pool %s%s %s: %s of %s", l.Name, of, word, thousands(*p.InFlight), thousands(p.Capacity))
+	if p.Old {
+		text += ", when Redis last told at " + clock(p.At)
+	}
+	w.add(level, text)
+}
+
+func files(n int) string {
+	if n == 1 {
+		return "A policy file is wrong"
+	}
+	return thousands(int64(n)) + " policy files are wrong"
+}
+
+func count(n int64, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return thousands(n) + " " + many
+}
+
+// thousands is a number as people read it: 1,234,567.
+func thousands(n int64) string {
+	digits := strconv.FormatInt(n, 10)
+	for i := len(digits) - 3; i > 0 && digits[i-1] != '-'; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return digits
+}
+
+func clock(t time.Time) string { return t.UTC().Format("15:04:05") + " UTC" }
+
+// span is a time as people say it, in its largest unit or two.
+func span(d time.Duration) string {
+	d = max(d, 0)
+	switch {
+	case d < time.Minute:
+		return fmt.Sprintf("%d s", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%d min", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%d h %d min", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%d days", d/(24*time.Hour))
+}

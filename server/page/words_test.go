@@ -1,0 +1,142 @@
+package page_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"weir/server/page"
+)
+
+var (
+	now  = time.Date(2026, 11, 30, 3, 16, 30, 0, time.UTC)
+	went = time.Date(2026, 11, 30, 3, 12, 5, 0, time.UTC)
+)
+
+// healthy is a snapshot of a replica that is well.
+func healthy() *page.Snapshot {
+	return &page.Snapshot{
+		At: now, Started: now.Add(-time.Hour), Status: "ok",
+		Store:    page.Store{Kind: "redis", State: "up"},
+		Policies: page.Policies{Version: "0123456789ab"},
+	}
+}
+
+func away(s *page.Snapshot, c page.Counts) {
+	s.Status = "degraded"
+	s.Store.State, s.Store.Silent, s.Store.Since = "away", true, went
+	s.Store.Outage = &page.Outage{From: went, Counts: c}
+}
+
+func pool(name string, inFlight, capacity int64) page.Limit {
+	return page.Limit{Name: name, Kind: "concurrency", Pool: &page.Pool{InFlight: &inFlight, Capacity: capacity, At: went}}
+}
+
+func TestWordsSayWhatIsWrongTheWorstFirst(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*page.Snapshot)
+		want   string // headline, and problems that are not in it
+	}{
+		{"all well", func(*page.Snapshot) {}, `
+ok: All is well: Redis answers, no request passes unchecked, no pool is full`},
+		{"in memory", func(s *page.Snapshot) { s.Store.Kind = "memory" }, `
+ok: All is well: the state is in memory (this process only), no request passes unchecked, no pool is full`},
+		{"Redis away", func(s *page.Snapshot) { away(s, page.Counts{Unchecked: 12345}) }, `
+bad: Redis does not answer since 03:12:05 UTC (4 min): 12,345 requests passed unchecked`},
+		{"Redis away, other modes", func(s *page.Snapshot) { away(s, page.Counts{Unchecked: 1, Local: 20, Refused: 3000}) }, `
+bad: Redis does not answer since 03:12:05 UTC (4 min): 1 request passed unchecked, 20 decided by this replica's own share, 3,000 refused`},
+		{"Redis fails now and then", func(s *page.Snapshot) {
+			away(s, page.Counts{Unchecked: 7})
+			s.Store.Silent = false
+		}, `
+warn: Redis fails some calls since 03:12:05 UTC (4 min): 7 requests passed unchecked`},
+		{"a part of a cluster away", func(s *page.Snapshot) {
+			away(s, page.Counts{Unchecked: 7})
+			s.Store.Silent, s.Store.Breakers = false, []page.Breaker{{Domain: "a"}, {Domain: "b"}, {Domain: "c"}, {Domain: "d"}}
+		}, `
+bad: Redis does not answer for a, b, c, 1 more since 03:12:05 UTC (4 min): 7 requests passed unchecked`},
+		{"Redis never found", func(s *page.Snapshot) {
+			s.Status, s.Store.State, s.Store.Since = "not_ready", "not_found", went
+		}, `
+bad: Redis has not answered since the start at 03:12:05 UTC (4 min): this replica is not ready`},
+		{"back", func(s *page.Snapshot) {
+			s.Store.Outage = &page.Outage{From: went, To: went.Add(42 * time.Second), Counts: page.Counts{Unchecked: 12}}
+		}, `
+ok: All is well now: Redis answers, no pool is full
+note: Redis answers again since 03:12:47 UTC. It was away for 42 s: 12 requests passed unchecked`},
+		{"back for long", func(s *page.Snapshot) {
+			s.Store.Outage = &page.Outage{From: went.Add(-2 * time.Hour), To: went.Add(-time.Hour)}
+		}, `
+ok: All is well: Redis answers, no request passes unchecked, no pool is full`},
+		{"slow calls", func(s *page.Snapshot) {
+			s.Bypassed = page.Bypassed{PerSecond: 0.2, Today: page.Counts{Unchecked: 5}}
+		}, `
+warn: Redis answers, and yet not each request in time; today 5 requests passed unchecked`},
+		{"a full pool", func(s *page.Snapshot) {
+			s.Domains = []page.Domain{{Name: "inference", Limits: []page.Limit{pool("images", 200, 200), pool("video", 179, 200)}}}
+		}, `
+bad: Pool images is full: 200 of 200`},
+		{"pools of two domains, and Redis away", func(s *page.Snapshot) {
+			away(s, page.Counts{})
+			video := pool("video", 1800, 2000)
+			video.Pool.Old = true
+			s.Domains = []page.Domain{{Name: "a", Limits: []page.Limit{video}}, {Name: "b", Limits: []page.Limit{pool("images", 201, 200)}}}
+		}, `
+bad: Redis does not answer since 03:12:05 UTC (4 min): 0 requests passed unchecked
+bad: Pool images of b is full: 201 of 200
+warn: Pool video of a is nearly full: 1,800 of 2,000, when Redis last told at 03:12:05 UTC`},
+		{"a pool that is not known", func(s *page.Snapshot) {
+			s.Domains = []page.Domain{{Name: "a", Limits: []page.Limit{{Name: "p", Pool: &page.Pool{Capacity: 1}}}}}
+		}, `
+ok: All is well: Redis answers, no request passes unchecked, no pool is full`},
+		{"no policies", func(s *page.Snapshot) { s.Status, s.Policies.Version = "not_ready", "" }, `
+bad: No policies are loaded: no request is answered`},
+		{"wrong files", func(s *page.Snapshot) { s.Policies.Wrong = 2 }, `
+warn: 2 policy files are wrong: what was right before stays in force`},
+		{"leases expire", func(s *page.Snapshot) { s.Domains = []page.Domain{{Name: "a", ExpiredLately: 1}} }, `
+warn: 1 lease of a expired in the last 5 minutes: whoever held them died, or does not release`},
+		{"an unknown domain", func(s *page.Snapshot) { s.Unknown.Lately = 1000 }, `
+warn: 1,000 requests in the last minute named a domain that no policy file has: nothing limits those`},
+		{"about to stop", func(s *page.Snapshot) { s.Status = "draining" }, `
+warn: This replica is about to stop: it takes no new callers`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := healthy()
+			test.change(s)
+			s.Problems = page.Words(s)
+			lines := []page.Problem{page.Headline(s)}
+			for _, p := range s.Problems {
+				if p != lines[0] {
+					lines = append(lines, p)
+				}
+			}
+			var got strings.Builder
+			for _, p := range lines {
+				got.WriteString("\n" + p.Level + ": " + p.Text)
+			}
+			if diff := cmp.Diff(test.want, got.String()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestTimesAreSaidInTheirLargestUnits(t *testing.T) {
+	for _, test := range []struct {
+		ago  time.Duration
+		want string
+	}{
+		{-time.Second, "(0 s)"}, {59 * time.Second, "(59 s)"}, {time.Minute, "(1 min)"}, {59*time.Minute + 59*time.Second, "(59 min)"},
+		{time.Hour, "(1 h 0 min)"}, {47*time.Hour + 59*time.Minute, "(47 h 59 min)"}, {72 * time.Hour, "(3 days)"},
+	} {
+		s := healthy()
+		away(s, page.Counts{})
+		s.Store.Since = now.Add(-test.ago)
+		if got := page.Words(s)[0].Text; !strings.Contains(got, test.want) {
+			t.Errorf("%v ago: %q, want %q in it", test.ago, got, test.want)
+		}
+	}
+}

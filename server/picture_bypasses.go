@@ -1,0 +1,118 @@
+package server
+
+import (
+	"sync"
+	"time"
+
+	"weir/limit"
+	"weir/server/page"
+)
+
+// bypasses count the requests that were decided without the store, and the times without
+// it. The zero value has none. Nothing but a failure touches them.
+type bypasses struct {
+	mu     sync.Mutex
+	total  page.Counts
+	at     time.Time // of the last
+	day    int64     // today, in days since the epoch
+	today  page.Counts
+	second int64                    // the newest in recent, since the epoch
+	recent [bypassSeconds + 1]int64 // requests of the last seconds, by second
+	outage *page.Outage             // the one that is, or the last; nil: none was
+	before page.Counts              // total when outage began
+}
+
+// bypassSeconds is over how many seconds the rate is told.
+const bypassSeconds = 5
+
+// count counts a request that was decided without the store, at least in part: it passed
+// and a limit was not looked at, or it was refused for a limit that is closed, or else
+// this process's share decided it. What was refused for what can never pass is none.
+func (b *bypasses) count(checks []limit.Check, d limit.Decision, v limit.Verdict, now time.Time) {
+	var open, local, closed bool
+	for i, c := range checks {
+		switch d.Results[i].Bypass {
+		case limit.DefaultMode:
+		case limit.ModeOpen:
+			open = true
+		case limit.ModeLocal:
+			local = true
+		case limit.ModeClosed:
+			closed = closed || v.Refuses(c)
+		}
+	}
+	var one page.Counts
+	switch {
+	case d.Admitted && open:
+		one.Unchecked = 1
+	case closed:
+		one.Refused = 1
+	case local:
+		one.Local = 1
+	default:
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if day := now.Unix() / 86400; day > b.day {
+		b.day, b.today = day, page.Counts{}
+	}
+	b.total, b.today, b.at = b.total.Plus(one), b.today.Plus(one), now
+	b.turn(now)
+	b.recent[b.second%int64(len(b.recent))]++
+}
+
+// turn makes now the newest of the recent seconds. The caller holds mu.
+func (b *bypasses) turn(now time.Time) {
+	n := int64(len(b.recent))
+	second := max(now.Unix(), b.second)
+	for s := max(b.second+1, second-n+1); s <= second; s++ {
+		b.recent[s%n] = 0
+	}
+	b.second = second
+}
+
+// away begins a time without the store, unless there is one.
+func (b *bypasses) away(now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.outage == nil || !b.outage.To.IsZero() {
+		b.outage, b.before = &page.Outage{From: now.UTC()}, b.total
+	}
+}
+
+// back ends it.
+func (b *bypasses) back(now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.outage != nil && b.outage.To.IsZero() {
+		over := page.Outage{From: b.outage.From, To: now.UTC(), Counts: b.total.Minus(b.before)}
+		b.outage = &over
+	}
+}
+
+// tell returns what was counted, and the outage that is, or the last.
+func (b *bypasses) tell(now time.Time) (page.Bypassed, *page.Outage) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.turn(now)
+	all := page.Bypassed{Total: b.total, At: b.at.UTC()}
+	if b.at.IsZero() {
+		all.At = time.Time{}
+	}
+	if now.Unix()/86400 == b.day {
+		all.Today = b.today
+	}
+	over := bypassSeconds + float64(now.Nanosecond())/1e9 // the newest second is not over, and comes on top
+	for _, n := range b.recent {
+		all.PerSecond += float64(n) / over
+	}
+	if b.outage == nil {
+		return all, nil
+	}
+	outage := *b.outage
+	if outage.To.IsZero() {
+		outage.Counts = b.total.Minus(b.before)
+	}
+	return all, &outage
+}

@@ -1,0 +1,263 @@
+package server_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"weir/envoy"
+	"weir/policy"
+	"weir/server"
+	"weir/server/page"
+	"weir/store"
+	"weir/store/memory"
+	"weir/store/storetest"
+)
+
+// snapshot is what /status.json tells of now, not of half a second ago.
+func (s *service) snapshot(t testing.TB) *page.Snapshot {
+	t.Helper()
+	text, err := json.Marshal(s.TakeSnapshot())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out page.Snapshot
+	if err := json.Unmarshal(text, &out); err != nil {
+		t.Fatal(err)
+	}
+	return &out
+}
+
+// settled is a snapshot for which ok is true.
+func (s *service) settled(t testing.TB, what string, ok func(*page.Snapshot) bool) (out *page.Snapshot) {
+	t.Helper()
+	storetest.Eventually(t, what, func() bool {
+		out = s.snapshot(t)
+		return ok(out)
+	})
+	return out
+}
+
+func limitIn(t testing.TB, s *page.Snapshot, domain, name string) page.Limit {
+	t.Helper()
+	for _, d := range s.Domains {
+		for _, l := range d.Limits {
+			if d.Name == domain && l.Name == name {
+				return l
+			}
+		}
+	}
+	t.Fatalf("no limit %s of %s in %+v", name, domain, s.Domains)
+	return page.Limit{}
+}
+
+const picturePolicy = `
+domain: d
+descriptors:
+  - {key: account, token_bucket: {capacity: 3, refill: 1/d}}
+  - {key: trial, token_bucket: {capacity: 1, refill: 1/d}, shadow_mode: true}
+  - {key: pool, value: images, concurrency: {max_in_flight: 2, lease: 1m, max_wait: 1ms}, reject_as: pool}
+  - {key: closed, token_bucket: {capacity: 3, refill: 1/d}, failure_mode: closed}
+  - {key: local, token_bucket: {capacity: 3, refill: 1/d}, failure_mode: local}
+`
+
+func TestTheSnapshotTellsWhatWasSent(t *testing.T) {
+	s := serve(t, picturePolicy)
+	for range 10 { // 3 pass
+		ask(t, s.envoy, "d", "[account=alice]", 0)
+	}
+	for range 4 { // 1 would pass
+		ask(t, s.envoy, "d", "[trial=bob]", 0)
+	}
+	for range 5 { // 2 pass
+		ask(t, s.envoy, "d", "[pool=images]", 0)
+	}
+	ask(t, s.envoy, "elsewhere", "[account=alice]", 0)
+
+	got := s.settled(t, "the last request is told", func(s *page.Snapshot) bool { return s.Unknown.Total == 1 })
+	if len(got.Domains) != 1 {
+		t.Fatalf("domains %+v, want one", got.Domains)
+	}
+	d := got.Domains[0]
+	if d.Admitted != 3+4+2 || d.Refused != 7+3 || d.LeasesHeld == nil || *d.LeasesHeld != 2 || d.File != "test.yaml" {
+		t.Errorf("domain %+v, want 9 admitted, 10 refused, 2 leases of test.yaml", d)
+	}
+	account := limitIn(t, got, "d", "account")
+	if account.Passed != 3 || account.Refused != 7 || account.Kind != "token_bucket" || account.Capacity != 3 {
+		t.Errorf("account %+v, want a bucket of 3 with 3 passed and 7 refused", account)
+	}
+	if r := account.RetryAfter; r == nil || r.Count != 7 || r.Last <= 0 || r.Last > 86400 {
+		t.Errorf("retry after of account %+v, want 7 of less than a day", r)
+	}
+	if trial := limitIn(t, got, "d", "trial"); trial.Passed != 1 || trial.WouldRefuse != 3 || trial.WouldRefuseLately != 3 || trial.Refused != 0 || !trial.Shadow {
+		t.Errorf("trial %+v, want 1 passed and 3 that it would refuse", trial)
+	}
+	images := limitIn(t, got, "d", "pool")
+	if p := images.Pool; !p.Full() || *p.InFlight != 2 || p.Capacity != 2 || p.Old || images.Refused != 3 {
+		t.Errorf("pool %+v with %+v, want 2 of 2, and 3 refused", images, p)
+	}
+	if got.Headline != (page.Problem{Level: "bad", Text: "Pool pool is full: 2 of 2"}) {
+		t.Errorf("headline %+v, want the full pool", got.Headline)
+	}
+	want := []page.Subject{
+		{Domain: "d", Limit: "account", Subject: "account=alice", Count: 7},
+		{Domain: "d", Limit: "pool", Subject: "pool=images", Count: 3},
+	}
+	for i := range got.Refused {
+		got.Refused[i].Last = time.Time{}
+	}
+	if diff := cmp.Diff(want, got.Refused); diff != "" {
+		t.Errorf("who was refused (-want +got):\n%s", diff)
+	}
+	if n := got.Latency.Decisions.Count; n != 20 || len(got.Latency.Decisions.All) != 3 {
+		t.Errorf("latency of %v decisions, %v; want of 20", n, got.Latency.Decisions.All)
+	}
+	if got.Store.Kind != "memory" || got.Store.State != "up" || got.Bypassed != (page.Bypassed{}) {
+		t.Errorf("store %+v, bypassed %+v; want memory, up, and none", got.Store, got.Bypassed)
+	}
+	if got.Policies.Version != s.version(t) || got.Policies.LoadedAt.IsZero() || len(got.Policies.Errors) != 0 {
+		t.Errorf("policies %+v, want version %s without an error", got.Policies, s.version(t))
+	}
+}
+
+func TestTheSnapshotCountsRequestsThatPassedUnchecked(t *testing.T) {
+	clock := storetest.NewClock()
+	st := &missing{Store: memory.New(memory.Options{Now: clock.Now})}
+	s := serviceOn(t, st, clock, envoy.Options{})
+	s.setPolicy(t, picturePolicy)
+	s.run(t)
+	storetest.Eventually(t, "the store answers", func() bool { return s.metric(t, "weir_ready") == 1 })
+	ask(t, s.envoy, "d", "[account=a]", 0)
+	begun := time.Now()
+	st.away.Store(true)
+	for range 4 { // one request with several limits counts once
+		ask(t, s.envoy, "d", "[account=a][trial=a][pool=images]", 0)
+	}
+	ask(t, s.envoy, "d", "[account=a][closed=a]", 0)
+	ask(t, s.envoy, "d", "[local=a]", 0)
+	ask(t, s.envoy, "d", "[nothing=a]", 0) // has no limit to look at
+	want := page.Counts{Unchecked: 4, Local: 1, Refused: 1}
+	got := s.settled(t, "it is silent, and all is counted", func(s *page.Snapshot) bool { return s.Store.Silent && s.Bypassed.Total == want })
+	o := got.Store.Outage
+	if got.Store.State != "away" || o == nil || o.Counts != want || !o.To.IsZero() || o.From.Before(begun.Add(-time.Second)) || !got.Store.Since.Equal(o.From) {
+		t.Errorf("store %+v with %+v, want away since just now, with %+v", got.Store, o, want)
+	}
+	if got.Bypassed.Today.Total() == 0 || got.Bypassed.PerSecond <= 0 || got.Bypassed.At.IsZero() {
+		t.Errorf("bypassed %+v, want some today and now", got.Bypassed)
+	}
+	if text := got.Headline.Text; got.Headline.Level != "bad" || !strings.HasPrefix(text, "The memory store does not answer since ") ||
+		!strings.HasSuffix(text, ": 4 requests passed unchecked, 1 decided by this replica's own share, 1 refused") {
+		t.Errorf("headline %+v, want that it does not answer, and the counts", got.Headline)
+	}
+	if p := limitIn(t, got, "d", "pool").Pool; p.InFlight != nil && !p.Old {
+		t.Errorf("pool %+v, want not known now", p)
+	}
+
+	st.away.Store(false)
+	got = s.settled(t, "it is over", func(s *page.Snapshot) bool { return s.Store.State == "up" })
+	o = got.Store.Outage
+	if o.Counts != want || !o.To.After(o.From) || !got.Store.Since.Equal(o.To) || got.Headline.Level != "ok" {
+		t.Errorf("store %+v with %+v, headline %+v; want over, with the same counts", got.Store, o, got.Headline)
+	}
+	if len(got.Problems) != 1 || got.Problems[0].Level != "note" || !strings.Contains(got.Problems[0].Text, "answers again since") {
+		t.Errorf("problems %+v, want a note that it is over", got.Problems)
+	}
+}
+
+func TestTheSnapshotTellsTheLastErrorOfPolicies(t *testing.T) {
+	s := newService(t, envoy.Options{})
+	none := s.snapshot(t)
+	if none.Policies.Version != "" || none.Domains == nil || none.Problems == nil || none.Refused == nil {
+		t.Errorf("without policies %+v, want no version, and lists that are empty, not null", none)
+	}
+	set := parse(t, picturePolicy)
+	s.SetPolicy(t.Context(), policy.Reading{Set: set, Changed: true})
+	s.SetPolicy(t.Context(), policy.Reading{Set: set, Changed: true, Wrong: 1, Err: errors.New("a.yaml:1: wrong\na.yaml:2: too")})
+	got := s.settled(t, "the error is told", func(s *page.Snapshot) bool { return s.Policies.Wrong == 1 })
+	want := []string{"a.yaml:1: wrong", "a.yaml:2: too"}
+	if diff := cmp.Diff(want, got.Policies.Errors); diff != "" || got.Policies.FailedAt.IsZero() {
+		t.Errorf("errors at %v (-want +got):\n%s", got.Policies.FailedAt, diff)
+	}
+	s.SetPolicy(t.Context(), policy.Reading{Set: set, Changed: true})
+	got = s.settled(t, "it is right again", func(s *page.Snapshot) bool { return s.Policies.Wrong == 0 })
+	if diff := cmp.Diff(want, got.Policies.Errors); diff != "" {
+		t.Errorf("the last errors are forgotten (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheSnapshotIsBounded(t *testing.T) {
+	s := serve(t, policyOf(page.MaxLimits+50))
+	got := s.snapshot(t)
+	n := 0
+	for _, d := range got.Domains {
+		n += len(d.Limits)
+	}
+	// One place is kept for overrides, which nobody has asked for.
+	if n != page.MaxLimits-1 || got.MoreLimits != 51 {
+		t.Errorf("%d limits and %d more, want %d and 51", n, got.MoreLimits, page.MaxLimits-1)
+	}
+}
+
+func policyOf(limits int) string {
+	var b strings.Builder
+	b.WriteString("domain: d\ndescriptors:\n")
+	for i := range limits {
+		fmt.Fprintf(&b, "  - {key: k%d, token_bucket: {capacity: 1, refill: 1/s}}\n", i)
+	}
+	return b.String()
+}
+
+// hanging is a store that does not tell what is held.
+type hanging struct{ store.Store }
+
+func (hanging) Held(ctx context.Context, _ string) (int64, error) {
+	<-ctx.Done()
+	return 0, ctx.Err()
+}
+
+func TestASnapshotWaitsForTheStoreALittleOnly(t *testing.T) {
+	clock := storetest.NewClock()
+	s := serviceOn(t, hanging{memory.New(memory.Options{Now: clock.Now})}, clock, envoy.Options{})
+	s.setPolicy(t, picturePolicy)
+	got := s.snapshot(t)
+	if d := got.Domains[0]; d.LeasesHeld != nil || limitIn(t, got, "d", "pool").Pool.InFlight != nil {
+		t.Errorf("domain %+v, want nothing known of what is held", d)
+	}
+}
+
+func TestThePageIsForWhoMaySeeMetrics(t *testing.T) {
+	clock := storetest.NewClock()
+	s := serviceWith(t, memory.New(memory.Options{Now: clock.Now}), clock, func(o *server.Options) { o.Access = &server.Access{} })
+	for _, path := range []string{"/", "/assets/app.js", "/status.json", "/status/events"} {
+		if code, text := s.page(path); code != http.StatusForbidden {
+			t.Errorf("%s without a certificate told %d: %.80s; want 403", path, code, text)
+		}
+	}
+}
+
+func BenchmarkPicture(b *testing.B) { // a snapshot a second while somebody watches, a sample each 5 s always
+	for _, limits := range []int{3, page.MaxLimits} {
+		s := newService(b, envoy.Options{})
+		s.setPolicy(b, policyOf(limits))
+		for i := range limits {
+			ask(b, s.envoy, "d", fmt.Sprintf("[k%d=a]", i), 0)
+		}
+		b.Run(fmt.Sprintf("snapshot/limits=%d", limits), func(b *testing.B) {
+			for b.Loop() {
+				s.TakeSnapshot()
+			}
+		})
+		b.Run(fmt.Sprintf("sample/limits=%d", limits), func(b *testing.B) {
+			for b.Loop() {
+				s.TakeSample()
+			}
+		})
+	}
+}

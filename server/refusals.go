@@ -1,0 +1,196 @@
+package server
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"weir/limit"
+	"weir/server/page"
+)
+
+const (
+	maxRefused  = 100              // subjects
+	forgetAfter = 15 * time.Minute // without a refusal
+	maxValue    = 64               // characters of a value that are shown
+	maxSubject  = 256              // characters of a subject
+)
+
+// refusals keep who was refused most often, and what refused requests were told to wait.
+// Only refusals touch them.
+//
+// The subjects are a space-saving sketch: who is not among them takes the place of the
+// one with the fewest refusals, and its count, so that who is refused often enough is
+// among them for sure and no count is too low.
+type refusals struct {
+	mu       sync.Mutex
+	subjects []refused         // at most maxRefused
+	index    map[refusedID]int // into subjects
+	waits    map[limitName]*waitsTold
+}
+
+type refusedID struct {
+	limitName
+	key string // of the store
+}
+
+type refused struct {
+	id          refusedID
+	count, over int64
+	last        int64 // in nanoseconds since the epoch
+}
+
+// forgotten reports whether it was not refused for long.
+func (r *refused) forgotten(now int64) bool { return now-r.last > int64(forgetAfter) }
+
+// waitsTold are the Retry-After of a limit.
+type waitsTold struct {
+	last, sum time.Duration
+	count     int64
+	at        time.Time
+}
+
+func newRefusals() *refusals {
+	return &refusals{index: make(map[refusedID]int), waits: make(map[limitName]*waitsTold)}
+}
+
+// note counts a request that was refused. Its domain is a label, and names turns the
+// names of limits into labels.
+func (r *refusals) note(domain string, names *limitNames, checks []limit.Check, d limit.Decision, v limit.Verdict, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if v.Retryable && v.Limit != "" {
+		name := limitName{domain, names.of(domain, v.Limit)}
+		told := r.waits[name]
+		if told == nil {
+			told = &waitsTold{}
+			r.waits[name] = told
+		}
+		told.last, told.at = v.RetryAfter, now
+		told.sum += v.RetryAfter
+		told.count++
+	}
+	if d.StreamEnded {
+		return
+	}
+	for i, c := range checks {
+		if !d.Results[i].Passed && v.Refuses(c) && d.Results[i].Bypass != limit.ModeClosed { // that is nobody's fault
+			r.count(refusedID{limitName{domain, names.of(domain, c.Name)}, c.Key}, now)
+		}
+	}
+}
+
+func (r *refusals) count(id refusedID, at time.Time) {
+	now := at.UnixNano()
+	i, known := r.index[id]
+	switch {
+	case known && r.subjects[i].forgotten(now):
+		r.subjects[i] = refused{id: id}
+	case known:
+	case len(r.subjects) < maxRefused:
+		i = len(r.subjects)
+		r.subjects = append(r.subjects, refused{id: id})
+		r.index[id] = i
+	default:
+		i = r.leastOf(now)
+		least := r.subjects[i].count
+		if r.subjects[i].forgotten(now) {
+			least = 0
+		}
+		delete(r.index, r.subjects[i].id)
+		r.subjects[i] = refused{id: id, count: least, over: least}
+		r.index[id] = i
+	}
+	r.subjects[i].count++
+	r.subjects[i].last = now
+}
+
+// leastOf is the subject whose place is taken: one that has long not been refused, or
+// else the one with the fewest refusals.
+func (r *refusals) leastOf(now int64) int {
+	least := 0
+	for i := range r.subjects {
+		if r.subjects[i].forgotten(now) {
+			return i
+		}
+		if r.subjects[i].count < r.subjects[least].count {
+			least = i
+		}
+	}
+	return least
+}
+
+// top returns the subjects that were refused in the last quarter of an hour.
+func (r *refusals) top(now time.Time) []page.Subject {
+	r.mu.Lock()
+	all := slices.Clone(r.subjects)
+	r.mu.Unlock()
+	out := []page.Subject{}
+	for _, s := range all {
+		if !s.forgotten(now.UnixNano()) {
+			out = append(out, page.Subject{Domain: s.id.domain, Limit: s.id.limit, Subject: subjectOf(s.id.key), Count: s.count, Over: s.over, Last: time.Unix(0, s.last).UTC()})
+		}
+	}
+	slices.SortFunc(out, func(a, b page.Subject) int {
+		return cmp.Or(cmp.Compare(b.Count-b.Over, a.Count-a.Over), cmp.Compare(b.Count, a.Count), cmp.Compare(a.Subject, b.Subject), cmp.Compare(a.Limit, b.Limit))
+	})
+	return out
+}
+
+// told returns what those were told whom a limit refused; nil: nobody was.
+func (r *refusals) told(name limitName) *page.RetryAfter {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := r.waits[name]
+	if t == nil {
+		return nil
+	}
+	return &page.RetryAfter{Last: t.last.Seconds(), Mean: t.sum.Seconds() / float64(t.count), Count: t.count, At: t.at.UTC()}
+}
+
+// keep forgets the limits that are not in the policies any more.
+func (r *refusals) keep(now map[limitName]int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name := range r.waits {
+		if _, is := now[name]; !is {
+			delete(r.waits, name)
+		}
+	}
+}
+
+// subjectOf is the subject in a key of the store: see [limit.Key]. Sensitive values are
+// digests in there.
+func subjectOf(key string) string {
+	_, rest, _ := strings.Cut(key, "}:")
+	parts := strings.SplitN(rest, ":", 3)
+	if len(parts) > 2 && (parts[0] == "w" || parts[0] == "s") { // they have a unit
+		rest = parts[2]
+	} else {
+		_, rest, _ = strings.Cut(rest, ":")
+	}
+	entries := strings.Split(rest, ",")
+	for i, e := range entries {
+		k, v, _ := strings.Cut(e, "=")
+		entries[i] = cut(k, maxValue) + "=" + cut(v, maxValue)
+	}
+	return cut(strings.Join(entries, ","), maxSubject)
+}
+
+// cut is s in characters that can be seen, at most n.
+func cut(s string, n int) string {
+	s = strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) { // it could rule a terminal, or turn a line around
+			return utf8.RuneError
+		}
+		return r
+	}, s)
+	if utf8.RuneCountInString(s) <= n {
+		return s
+	}
+	return string([]rune(s)[:n-1]) + "…"
+}
