@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -79,7 +80,7 @@ func completions(app *kong.Node) []completion {
 				flag.short = "-" + string(f.Short)
 			}
 			if !f.IsBool() {
-				flag.value = valueOf(f.Value, strings.Trim(f.FormatPlaceHolder(), `"`))
+				flag.value = valueOf(f.Value, cmp.Or(f.PlaceHolder, strings.ToUpper(f.Name)))
 			}
 			c.flags = append(c.flags, flag)
 		}

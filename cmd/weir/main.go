@@ -29,6 +29,7 @@ type command struct {
 	Renew      renewCommand      `cmd:"" help:"Renew leases, and print what became of each: RENEWED or LOST."`
 	Reconcile  reconcileCommand  `cmd:"" help:"Settle what a lease reserved by what was used in truth."`
 	Health     healthCommand     `cmd:"" help:"Ask a running service whether it serves. Exit 0: it does, 1: it does not."`
+	Top        topCommand        `cmd:"" help:"Show the status of a running service in the terminal, live."`
 	Completion completionCommand `cmd:"" help:"Print the script by which a shell completes commands and flags."`
 	Version    versionCommand    `cmd:"" help:"Print the version."`
 
