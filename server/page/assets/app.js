@@ -50,15 +50,16 @@
     node.append(...children);
     return node;
   }
+  const kept = new WeakMap(); // of a parent that sync fills, its children by key
   // sync has one child of parent for each item, in order, and keeps those that were there.
   function sync(parent, items, key, create, update) {
-    const old = parent.rows || new Map();
-    parent.rows = new Map();
+    const old = kept.get(parent) || new Map(), now = new Map();
+    kept.set(parent, now);
     items.forEach((item, i) => {
       const k = key(item, i);
       const node = old.get(k) || create(item);
       old.delete(k);
-      parent.rows.set(k, node);
+      now.set(k, node);
       if (parent.children[i] !== node) parent.insertBefore(node, parent.children[i] || null);
       update(node, item);
     });

@@ -118,6 +118,9 @@ func (o *tab) listen(event any) {
 	switch e := event.(type) {
 	case *runtime.EventExceptionThrown:
 		wrong = "exception: " + e.ExceptionDetails.Text
+		if e.ExceptionDetails.Exception != nil {
+			wrong += " " + e.ExceptionDetails.Exception.Description
+		}
 	case *runtime.EventConsoleAPICalled:
 		if e.Type == runtime.ConsoleAPICalledTypeError || e.Type == runtime.ConsoleAPICalledTypeWarning {
 			text, _ := json.Marshal(e.Args) // for a person
@@ -218,9 +221,9 @@ func (o *tab) wait(what string, ok func() bool) {
 // expect waits until the text stands at a place.
 func (o *tab) expect(selector, want string) {
 	o.t.Helper()
-	got := ""
+	got, found := "", false
 	defer func() {
-		if o.t.Failed() {
+		if !found {
 			o.t.Logf("%s has %q, want %q", selector, got, want)
 		}
 	}()
@@ -228,6 +231,7 @@ func (o *tab) expect(selector, want string) {
 		got = o.text(selector)
 		return got == want
 	})
+	found = true
 }
 
 // shot takes a picture, if WEIR_SCREENSHOTS names a folder for them.

@@ -22,7 +22,7 @@ const policy = `
 domain: inference
 descriptors:
   - {key: account, token_bucket: {capacity: 5, refill: 1/d}}
-  - {key: plan, value: trial, token_bucket: {capacity: 2, refill: 1/d}, shadow_mode: true}
+  - {key: plan, value: trial, token_bucket: {capacity: 2, refill: 1/d, name: trial}, shadow_mode: true}
   - {key: pool, value: images, concurrency: {max_in_flight: 4, lease: 10m, name: images}, reject_as: pool}
   - {key: pool, value: video, concurrency: {max_in_flight: 200, lease: 10m, name: video}, reject_as: pool}
 `
@@ -91,7 +91,6 @@ func TestNumbersOnThePageEqualWhatWasSent(t *testing.T) {
 	}
 	p.hold(3, "images")
 	o.expect(`[data-limit="images"] [data-label="In flight"] .value`, "3 of 4")
-	o.expect("[data-domain=inference] .sub", strings.TrimSpace(o.text("[data-domain=inference] .sub")))
 	o.wait("the domain has all", func() bool {
 		text := o.text("[data-domain=inference] .sub")
 		return strings.HasPrefix(text, "14 admitted (") && strings.Contains(text, ", 7 refused (") && strings.HasSuffix(text, ", 3 leases held, 0 expired")
@@ -99,9 +98,9 @@ func TestNumbersOnThePageEqualWhatWasSent(t *testing.T) {
 	for _, want := range []struct{ limit, column, text string }{
 		{"account", "Passed", "5"},
 		{"account", "Refused", "7"},
-		{"plan=trial", "Passed", "2"},
-		{"plan=trial", "Refused", "0"},
-		{"plan=trial", "Would refuse", "4"},
+		{"trial", "Passed", "2"},
+		{"trial", "Refused", "0"},
+		{"trial", "Would refuse", "4"},
 		{"images", "Passed", "3"},
 		{"images", "Not looked at", "0"},
 	} {
@@ -114,7 +113,6 @@ func TestNumbersOnThePageEqualWhatWasSent(t *testing.T) {
 	}
 	o.expect("#subjects tbody th", "account=alice")
 	o.expect(`#subjects [data-label="Refused"]`, "7")
-	o.expect("#latency-store .sum", o.text("#latency-store .sum"))
 	if got := o.text("#latency-decisions .sum"); !strings.HasSuffix(got, "of 21") {
 		t.Errorf("latency is %q, want that of 21 decisions", got)
 	}
