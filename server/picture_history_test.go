@@ -88,8 +88,11 @@ func TestTodayBeginsAtMidnight(t *testing.T) {
 		today int64
 		rate  float64
 	}{
-		{midnight, 1, 11. / 5}, {midnight.Add(3 * time.Second), 1, 11. / 5}, {midnight.Add(4 * time.Second), 1, 1. / 5},
-		{midnight.Add(6 * time.Second), 1, 0}, {midnight.Add(24 * time.Hour), 0, 0},
+		{midnight, 1, 11. / 5},
+		{midnight.Add(3 * time.Second), 1, 11. / 5},
+		{midnight.Add(4 * time.Second), 1, 1. / 5},
+		{midnight.Add(6 * time.Second), 1, 0},
+		{midnight.Add(24 * time.Hour), 0, 0},
 	} {
 		got, outage := b.tell(test.at)
 		if got.Today.Unchecked != test.today || got.Total.Unchecked != 11 || got.PerSecond != test.rate || outage != nil {

@@ -54,12 +54,10 @@ func browser(t *testing.T) context.Context {
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(chromium(t)),
 		chromedp.UserDataDir(t.TempDir()),
+		chromedp.NoSandbox, // root has none, nor do containers; it looks at our own page alone
 		chromedp.Flag("disable-dev-shm-usage", true),
 		chromedp.Flag("font-render-hinting", "none"),
 	)
-	if os.Getuid() == 0 {
-		options = append(options, chromedp.NoSandbox) // root has none
-	}
 	allocator, end := chromedp.NewExecAllocator(context.Background(), options...)
 	ctx, cancel := chromedp.NewContext(allocator, chromedp.WithErrorf(t.Logf))
 	if err := chromedp.Do(ctx); err != nil {
@@ -80,8 +78,8 @@ type look struct {
 }
 
 var (
-	wide  = look{"light", 1280, 900}
-	night = look{"dark", 1280, 900}
+	wide  = look{"light", 1280, 1000}
+	night = look{"dark", 1280, 1000}
 	phone = look{"light", 375, 812}
 	late  = look{"dark", 375, 812}
 )
@@ -97,7 +95,7 @@ type tab struct {
 }
 
 // open opens weir's page, and waits for the first picture.
-func open(t *testing.T, browser context.Context, p *servertest.Process, l look) *tab {
+func open(browser context.Context, t *testing.T, p *servertest.Process, l look) *tab {
 	t.Helper()
 	ctx, cancel := chromedp.NewContext(browser)
 	t.Cleanup(cancel)
@@ -204,7 +202,8 @@ func (o *tab) text(selector string) string {
 	if err != nil {
 		o.t.Fatal(err)
 	}
-	return strings.TrimSpace(run(o, chromedp.Evaluate[string](fmt.Sprintf("(document.querySelector(%s) || {textContent: ''}).textContent", quoted))))
+	text := run(o, chromedp.Evaluate[string](fmt.Sprintf("(document.querySelector(%s) || {textContent: ''}).textContent", quoted)))
+	return strings.TrimSpace(strings.ReplaceAll(text, "\u00a0", " ")) // that holds a number and its unit together
 }
 
 // cell is what stands in a column of a limit.
@@ -245,7 +244,7 @@ func (o *tab) shot(name string, l look) {
 	o.wait("the chart fits", func() bool {
 		return o.is("[...document.querySelectorAll('.chart canvas')].every((c) => c.parentElement.clientWidth <= document.documentElement.clientWidth)")
 	})
-	if err := os.WriteFile(filepath.Join(dir, name+".png"), run(o, chromedp.FullScreenshot(100)), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, name+".png"), run(o, chromedp.CaptureScreenshot()), 0o600); err != nil {
 		o.t.Fatal(err)
 	}
 }
