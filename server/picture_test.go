@@ -127,6 +127,31 @@ func TestTheSnapshotTellsWhatWasSent(t *testing.T) {
 	}
 }
 
+func TestABucketAndALaneOfOnePolicyAreToldApart(t *testing.T) {
+	clock := storetest.NewClock()
+	st := &missing{Store: memory.New(memory.Options{Now: clock.Now})}
+	s := serviceOn(t, st, clock, envoy.Options{})
+	s.setPolicy(t, "domain: d\ndescriptors:\n  - {key: account, token_bucket: {capacity: 9, refill: 1/d}, concurrency: {max_in_flight: 2, lease: 1m}}")
+	for range 5 {
+		ask(t, s.envoy, "d", "[account=a]", 0)
+	}
+	ask(t, s.envoy, "d", "[account=a;limit=1/DAY]", 0)
+	st.away.Store(true)
+	ask(t, s.envoy, "d", "[account=a]", 0)
+	var got []string
+	for _, l := range s.snapshot(t).Domains[0].Limits {
+		got = append(got, fmt.Sprintf("%s %s: %v passed, %v refused, %v bypassed, told to wait: %t", l.Name, l.Kind, l.Passed, l.Refused, l.Bypassed, l.RetryAfter != nil))
+	}
+	want := []string{
+		"override : 1 passed, 0 refused, 0 bypassed, told to wait: false",
+		"account token_bucket: 5 passed, 0 refused, 1 bypassed, told to wait: false",
+		"account concurrency: 2 passed, 4 refused, 1 bypassed, told to wait: true",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestTheSnapshotCountsRequestsThatPassedUnchecked(t *testing.T) {
 	clock := storetest.NewClock()
 	st := &missing{Store: memory.New(memory.Options{Now: clock.Now})}

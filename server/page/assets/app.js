@@ -195,11 +195,11 @@
     set(node.querySelector(".sub"), `${count(d.admitted)} admitted (${rate(d.admitted_per_second)}/s), ${count(d.refused)} refused (${rate(d.refused_per_second)}/s), ${heldText}, ${count(d.leases_expired)} expired`);
     const table = node.querySelector("table");
     table.hidden = d.limits.length === 0;
-    sync(table.tBodies[0], d.limits, (l) => l.name, makeLimit, showLimit);
+    sync(table.tBodies[0], d.limits, (l) => `${l.kind} ${l.name}`, makeLimit, showLimit);
   }
 
   function makeLimit(l) {
-    const row = make("tr", { role: "row", "data-limit": l.name },
+    const row = make("tr", { role: "row", "data-limit": l.name, "data-kind": l.kind },
       make("th", { role: "rowheader", scope: "row" }, make("span", { class: "name" }), make("span", { class: "small kind" })));
     columns.forEach((c, i) => {
       const cell = make("td", { role: "cell", "data-label": c, class: i ? "num" : "pool" });
@@ -214,7 +214,8 @@
 
   function showLimit(row, l) {
     set(row.querySelector(".name"), l.name);
-    const each = l.capacity && !l.pool ? ` of ${count(l.capacity)} each` : "";
+    const of = { concurrency: ", " }[l.kind] || " of ";
+    const each = l.capacity && !l.pool ? `${of}${count(l.capacity)} each` : "";
     set(row.querySelector(".kind"), `${kinds[l.kind] || l.kind}${each}${l.shadow ? ", in shadow: refuses nobody" : ""}`);
     const [flight, ...cells] = row.querySelectorAll("td");
     showFlight(flight, l.pool);
