@@ -78,8 +78,8 @@ type look struct {
 }
 
 var (
-	wide  = look{"light", 1280, 1000}
-	night = look{"dark", 1280, 1000}
+	wide  = look{"light", 1280, 900}
+	night = look{"dark", 1280, 900}
 	phone = look{"light", 375, 812}
 	late  = look{"dark", 375, 812}
 )
