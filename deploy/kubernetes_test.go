@@ -204,7 +204,7 @@ func TestWhatTheManifestsRunDecides(t *testing.T) {
 		return code == 200
 	})
 	leases := weirv1.NewLeaseServiceClient(p.Dial(t))
-	if a := acquire(t, leases, 1, "account=a", "pool=images"); !a.GetAdmitted() || a.GetLease().GetId() == "" || a.GetBypassReason() != "" {
+	if a := ask(t, leases, "inference", "", "account=a", "pool=images"); !a.GetAdmitted() || a.GetLease().GetId() == "" || a.GetBypassReason() != "" {
 		t.Errorf("it decided %v, want a lease of the store", a)
 	}
 	_, metrics := p.Get(t, "/metrics")

@@ -1,4 +1,3 @@
-// Package deploy tests what is shipped for operators: alerts, dashboard, manifests.
 package deploy
 
 import (
@@ -13,9 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
 
@@ -81,21 +78,23 @@ func (p *prometheus) text() string {
 
 var listening = regexp.MustCompile(`msg="Listening on" address=(127\.0\.0\.1:\d+)`)
 
-// startPrometheus runs one that scrapes the replicas of weir five times a second, with these
-// rules, and waits until it answers. It ends with the test.
-func startPrometheus(t testing.TB, rules string, replicas ...*servertest.Process) *prometheus {
+// job is a part of scrape_configs: a job that scrapes these addresses, and what else it is told.
+func job(name, more string, addresses ...string) string {
+	return fmt.Sprintf("  - {job_name: %s, static_configs: [{targets: ['%s']}]%s}\n", name, strings.Join(addresses, "','"), more)
+}
+
+// startPrometheus runs one that scrapes these jobs five times a second, with the rules of
+// [shortened], and waits until it answers. It ends with the test.
+func startPrometheus(t testing.TB, jobs ...string) *prometheus {
 	t.Helper()
 	bin := tool(t, "WEIR_PROMETHEUS", "prometheus")
 	dir := t.TempDir()
-	var targets []string
-	for _, r := range replicas {
-		targets = append(targets, r.HTTP)
-	}
-	config := fmt.Sprintf(`
+	rules := shortened(t)
+	config := `
 global: {scrape_interval: 200ms, scrape_timeout: 200ms, evaluation_interval: 200ms}
 rule_files: [rules.yaml]
-scrape_configs: [{job_name: weir, static_configs: [{targets: [%s]}]}]
-`, "'"+strings.Join(targets, "','")+"'")
+scrape_configs:
+` + strings.Join(jobs, "")
 	for name, text := range map[string]string{"prometheus.yaml": config, "rules.yaml": rules} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -114,13 +113,7 @@ scrape_configs: [{job_name: weir, static_configs: [{targets: [%s]}]}]
 	}()
 	t.Cleanup(func() {
 		p.client.CloseIdleConnections()
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		select {
-		case <-exited:
-		case <-time.After(storetest.Deadline):
-			_ = cmd.Process.Kill()
-			<-exited
-		}
+		stop(t, "Prometheus", cmd, exited)
 		if t.Failed() {
 			t.Logf("Prometheus' log:\n%s", p.text())
 		}
@@ -167,12 +160,30 @@ func (p *prometheus) get(t testing.TB, path string, query url.Values, data any) 
 	return json.Unmarshal(answer.Data, data)
 }
 
-// series asks an expression, and returns how many series it has now.
-func (p *prometheus) series(t testing.TB, expr string) (int, error) {
+// sample is a series and its value now.
+type sample struct {
+	Metric map[string]string
+	Value  [2]any // its time, and the value as text
+}
+
+func (s sample) value() string { return fmt.Sprint(s.Value[1]) }
+
+// query asks an expression.
+func (p *prometheus) query(t testing.TB, expr string) ([]sample, error) {
 	t.Helper()
-	var data struct{ Result []json.RawMessage }
+	var data struct{ Result []sample }
 	err := p.get(t, "/api/v1/query", url.Values{"query": {expr}}, &data)
-	return len(data.Result), err
+	return data.Result, err
+}
+
+// has reports whether an expression has this many series now.
+func (p *prometheus) has(t testing.TB, expr string, want int) bool {
+	t.Helper()
+	got, err := p.query(t, expr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(got) == want
 }
 
 // activeAlert is one that is pending or firing.
