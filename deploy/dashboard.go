@@ -95,7 +95,7 @@ func variables() []object {
 	return []object{
 		{
 			"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "regex": "", "refresh": 1,
-			"includeAll": false, "multi": false, "options": []object{}, "current": object{}, "hide": 0, "skipUrlSync": false,
+			"includeAll": false, "multi": false, "options": []object{}, "current": object{"text": "default", "value": "default"}, "hide": 0, "skipUrlSync": false,
 		},
 		values("job", "Job", "label_values(weir_ready, job)", ""),
 		values("instance", "Replica", `label_values(weir_ready{job=~"$job"}, instance)`, ""),
@@ -152,9 +152,13 @@ func (p panel) overTime() bool { return p.kind == "timeseries" || p.kind == "sta
 var (
 	last    = object{"calcs": []string{"lastNotNull"}, "fields": "", "values": false}
 	options = map[string]object{
-		"stat":           {"reduceOptions": last, "colorMode": "background", "graphMode": "none", "justifyMode": "center", "textMode": "auto", "wideLayout": true, "orientation": "auto"},
-		"bargauge":       {"reduceOptions": last, "displayMode": "basic", "orientation": "horizontal", "showUnfilled": true, "valueMode": "color", "namePlacement": "auto", "sizing": "auto", "minVizHeight": 16, "minVizWidth": 8},
-		"timeseries":     {"legend": object{"showLegend": true, "displayMode": "list", "placement": "bottom", "calcs": []string{}}, "tooltip": object{"mode": "multi", "sort": "desc"}},
-		"state-timeline": {"mergeValues": true, "showValue": "auto", "alignValue": "left", "rowHeight": 0.8, "legend": object{"showLegend": false, "displayMode": "list", "placement": "bottom"}, "tooltip": object{"mode": "single", "sort": "none"}},
+		"stat":           {"reduceOptions": last, "colorMode": "background", "graphMode": "none", "justifyMode": "center", "textMode": "auto", "wideLayout": true, "orientation": "auto", "showPercentChange": false, "percentChangeColorMode": "standard"},
+		"bargauge":       {"reduceOptions": last, "displayMode": "basic", "orientation": "horizontal", "showUnfilled": true, "valueMode": "color", "namePlacement": "auto", "sizing": "auto", "minVizHeight": 16, "minVizWidth": 8, "maxVizHeight": 300, "legend": legend(false)},
+		"timeseries":     {"legend": legend(true), "tooltip": object{"mode": "multi", "sort": "desc"}},
+		"state-timeline": {"mergeValues": true, "showValue": "auto", "alignValue": "left", "rowHeight": 0.8, "legend": legend(false), "tooltip": object{"mode": "single", "sort": "none"}},
 	}
 )
+
+func legend(show bool) object {
+	return object{"showLegend": show, "displayMode": "list", "placement": "bottom", "calcs": []string{}}
+}

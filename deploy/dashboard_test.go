@@ -5,6 +5,8 @@ import (
 	"flag"
 	"maps"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -128,6 +130,43 @@ func TestTheDashboardIsWellFormed(t *testing.T) {
 		uses("variable "+v.Name, v.Definition)
 		if !used[v.Name] {
 			t.Errorf("no query uses the variable %s", v.Name)
+		}
+	}
+}
+
+// checkDashboardFile runs tools/dashboard on a file, and returns what it says and how it ended.
+func checkDashboardFile(t testing.TB, file string) (string, error) {
+	t.Helper()
+	file, err := filepath.Abs(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("go", "-C", "../tools/dashboard", "run", ".", file).CombinedOutput()
+	return string(out), err
+}
+
+func TestTheDashboardIsWhatGrafanaKnows(t *testing.T) {
+	t.Parallel()
+	if out, err := checkDashboardFile(t, dashboardFile); err != nil {
+		t.Fatalf("tools/dashboard: %v\n%s", err, out)
+	}
+
+	// It finds what is wrong, or else it would say nothing here.
+	for name, change := range map[string]struct{ old, now, want string }{
+		"a field that there is not":   {`"schemaVersion"`, `"schemaversion"`, "unexpected field 'schemaversion'"},
+		"an option that there is not": {`"showUnfilled"`, `"showEmpty"`, "unexpected field 'showEmpty'"},
+		"a query's field":             {`"legendFormat"`, `"legend"`, "unexpected field 'legend'"},
+		"a wrong type":                {`"w": 8,`, `"w": "8",`, "cannot unmarshal string"},
+		"a panel that there is not":   {`"type": "stat"`, `"type": "number"`, `a panel of type "number"`},
+	} {
+		text := read(t, dashboardFile)
+		changed := strings.ReplaceAll(text, change.old, change.now)
+		file := filepath.Join(t.TempDir(), "weir.json")
+		if err := os.WriteFile(file, []byte(changed), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := checkDashboardFile(t, file); err == nil || !strings.Contains(out, change.want) {
+			t.Errorf("with %s tools/dashboard ends with %v and says\n%s\nwant %s", name, err, out, change.want)
 		}
 	}
 }
