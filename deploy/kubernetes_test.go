@@ -60,6 +60,7 @@ func TestTheManifestsAreWhatKubernetesKnows(t *testing.T) {
 		"a kind that there is not":  {"disruption.yaml", "kind: PodDisruptionBudget", "kind: PodDisruptionBudgets", "no kind"},
 		"pods of nobody":            {"services.yaml", "selector: {app.kubernetes.io/name: weir}", "selector: {app: weir}", "service weir selects no pods"},
 		"a volume of nothing":       {"deployment.yaml", "configMap: {name: weir-policies}", "configMap: {name: policies}", "no ConfigMap policies"},
+		"pods that may become root": {"deployment.yaml", "runAsNonRoot: true", "runAsNonRoot: false", "not restricted: runAsNonRoot"},
 		"a port of nobody":          {"services.yaml", "targetPort: grpc", "targetPort: rpc", "no container has a port rpc"},
 	} {
 		dir := t.TempDir()
@@ -78,6 +79,39 @@ func TestTheManifestsAreWhatKubernetesKnows(t *testing.T) {
 		if out, err := checkManifests(t, dir); err == nil || !strings.Contains(out, change.want) {
 			t.Errorf("with %s tools/manifests ends with %v and says\n%s\nwant %s", name, err, out, change.want)
 		}
+	}
+}
+
+// What scrapes finds the replicas: by the service that has those that are not ready, too.
+func TestPrometheusLooksWhereTheReplicasAre(t *testing.T) {
+	var config struct {
+		Jobs []struct {
+			Name string `yaml:"job_name"`
+			DNS  []struct {
+				Names []string
+				Port  int
+			} `yaml:"dns_sd_configs"`
+		} `yaml:"scrape_configs"`
+	}
+	if err := yaml.Unmarshal([]byte(read(t, "prometheus/scrape.yaml")), &config); err != nil {
+		t.Fatal(err)
+	}
+	type service struct {
+		Metadata struct{ Name string }
+		Spec     struct {
+			ClusterIP string `yaml:"clusterIP"`
+			All       bool   `yaml:"publishNotReadyAddresses"`
+			Ports     []struct{ Port int }
+		}
+	}
+	namespace := manifest[struct{ Metadata struct{ Name string } }](t, "namespace.yaml", "Namespace", "").Metadata.Name
+	where := config.Jobs[0].DNS[0]
+	s := manifest[service](t, "services.yaml", "Service", "weir-replicas")
+	if want := s.Metadata.Name + "." + namespace + ".svc.cluster.local"; config.Jobs[0].Name != "weir" || !slices.Equal(where.Names, []string{want}) {
+		t.Errorf("the job %s looks at %v, want the job weir, and %s", config.Jobs[0].Name, where.Names, want)
+	}
+	if s.Spec.ClusterIP != "None" || !s.Spec.All || s.Spec.Ports[0].Port != where.Port {
+		t.Errorf("the service is %+v, want it headless, with all replicas, and port %d", s.Spec, where.Port)
 	}
 }
 
@@ -129,8 +163,8 @@ type deployment struct {
 	}
 }
 
-// manifest decodes the first object of a kind in a file.
-func manifest[T any](t testing.TB, file, kind string) (object T) {
+// manifest decodes an object of a file: the first of the kind, with that name if it is not empty.
+func manifest[T any](t testing.TB, file, kind, name string) (object T) {
 	t.Helper()
 	documents := yaml.NewDecoder(strings.NewReader(read(t, filepath.Join(manifestsDir, file))))
 	for {
@@ -140,11 +174,14 @@ func manifest[T any](t testing.TB, file, kind string) (object T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		var is struct{ Kind string }
+		var is struct {
+			Kind     string
+			Metadata struct{ Name string }
+		}
 		if err := document.Decode(&is); err != nil {
 			t.Fatal(err)
 		}
-		if is.Kind == kind {
+		if is.Kind == kind && (name == "" || is.Metadata.Name == name) {
 			if err := document.Decode(&object); err != nil {
 				t.Fatal(err)
 			}
@@ -159,13 +196,13 @@ func TestWhatTheManifestsRunDecides(t *testing.T) {
 	t.Parallel()
 	const password = "of-redis"
 	redis := storetest.StartRedis(t, storetest.AnyRedis(t), "--requirepass", password)
-	d := manifest[deployment](t, "deployment.yaml", "Deployment")
+	d := manifest[deployment](t, "deployment.yaml", "Deployment", "")
 	c := d.Spec.Template.Spec.Containers[0]
 
 	// The folders of the container, with what Kubernetes would put there.
 	root := t.TempDir()
 	files := map[string]map[string]string{
-		"policies": manifest[struct{ Data map[string]string }](t, "policies.yaml", "ConfigMap").Data,
+		"policies": manifest[struct{ Data map[string]string }](t, "policies.yaml", "ConfigMap", "").Data,
 		"secrets":  {"redis-password": password + "\n", "hash-key": strings.Repeat("k", 64) + "\n"},
 	}
 	for _, mount := range c.Mounts {

@@ -1,10 +1,11 @@
 // Command manifests checks the Kubernetes manifests of a folder without a cluster: that
 // each object is of a known kind and version and has no field that Kubernetes does not know,
-// as strictly as its API server, and that what they name of each other is there.
+// as strictly as its API server, that what they name of each other is there, and that the pods
+// may run in a namespace that enforces the standard "restricted".
 //
 //	go run . FOLDER
 //
-// It does not know what is wrong with a value that has the right type.
+// It does not know what else is wrong with a value that has the right type.
 package main
 
 import (
@@ -27,6 +28,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/json"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/yaml"
+	psaapi "k8s.io/pod-security-admission/api"
+	psa "k8s.io/pod-security-admission/policy"
 )
 
 func main() {
@@ -144,8 +147,17 @@ func (m *manifests) check() error {
 			add("%s selects no pods: %v", who, selector)
 		}
 	}
+	pods, err := psa.NewEvaluator(psa.DefaultChecks(), nil)
+	if err != nil {
+		return err
+	}
+	restricted := psaapi.LevelVersion{Level: psaapi.LevelRestricted, Version: psaapi.LatestVersion()}
 	named := make(map[string]bool) // ports of containers
 	for _, d := range m.deployments {
+		template := &d.Spec.Template
+		if r := psa.AggregateCheckResults(pods.EvaluatePod(restricted, &template.ObjectMeta, &template.Spec)); !r.Allowed {
+			add("deployment %s: its pods are not restricted: %s", d.Name, r.ForbiddenDetail())
+		}
 		volumes := make(map[string]bool)
 		for _, v := range d.Spec.Template.Spec.Volumes {
 			volumes[v.Name] = true
