@@ -2,7 +2,11 @@ package redis
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
+
+	"weir/limit"
 )
 
 // MinReplyTimeout is how long whoever waits for a server that hangs waits at least.
@@ -49,3 +53,35 @@ for i = 2, #ARGV do
   replies[i - 1] = cmsgpack.pack({1})
 end
 return replies`)
+
+// Echo has a script reply what it was given, and returns an error if that is not the same.
+func Echo(ctx context.Context, s *Store) error {
+	numbers := []int64{0, 1, 31, 32, 127, 128, 255, 256, 1 << 15, 1<<16 - 1, 1 << 16, 1 << 31, 1<<32 - 1, 1 << 32, limit.MaxExact, -1, -32, -33, -128, -129, -1 << 15, -1 << 31, -1<<31 - 1, -limit.MaxExact}
+	var texts []string
+	for _, n := range []int{0, 1, 31, 32, 255, 256, 65_535, 65_536} {
+		texts = append(texts, strings.Repeat("\x00", n), strings.Repeat("\xff", n))
+	}
+	c := newCall(newScript("#!lua\n"+commonSource+"return each(function(_, args) return args end)"), "d")
+	c.args.ints(numbers...)
+	for _, text := range texts {
+		c.args.string(text)
+	}
+	u, err := s.do(ctx, c)
+	if err != nil {
+		return err
+	}
+	if n, keys := u.array(), u.int(); n != 1+len(numbers)+len(texts) || keys != 1 {
+		return fmt.Errorf("an array of %d with %d keys", n, keys)
+	}
+	for _, want := range numbers {
+		if got := u.int(); got != want {
+			return fmt.Errorf("%d is %d", want, got)
+		}
+	}
+	for _, want := range texts {
+		if got := u.text(); got != want {
+			return fmt.Errorf("a text of %d bytes is one of %d", len(want), len(got))
+		}
+	}
+	return u.end()
+}
