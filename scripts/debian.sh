@@ -22,6 +22,24 @@ debian() {
   done
 }
 
+# debian_whole DIR PACKAGE... is debian for programs that need much: it unpacks all that the
+# packages depend on and this machine lacks.
+debian_whole() {
+  local dir=$1 deb
+  local packages=("${@:2}")
+  type -P apt-get dpkg-deb >/dev/null || { echo "no apt-get to fetch Debian's ${packages[*]}" >&2; return 1; }
+  mkdir -p "$dir"/state/lists/partial "$dir"/cache/archives/partial
+  local opts=(-qq -o "Dir::State=$dir/state" -o "Dir::Cache=$dir/cache"
+    -o Dir::State::status=/var/lib/dpkg/status -o "APT::Sandbox::User=$(id -un)" -o Debug::NoLocking=1)
+  {
+    apt-get "${opts[@]}" update &&
+      apt-get "${opts[@]}" install --yes --no-install-recommends --download-only "${packages[@]}"
+  } >&2 || { echo "apt-get could not fetch Debian's ${packages[*]}" >&2; return 1; }
+  for deb in "$dir"/cache/archives/*.deb; do
+    dpkg-deb -x "$deb" "$dir/root" || return 1
+  done
+}
+
 # libraries PACKAGE APT-OPTION... prints the libraries that PACKAGE depends on, but libc.
 libraries() {
   apt-cache "${@:2}" depends "$1" | awk '$1 == "Depends:" && $2 ~ /^(lib|lua-)/ && $2 != "libc6" && $2 !~ /^libjs-/ { print $2 }'

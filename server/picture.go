@@ -20,7 +20,7 @@ func (s *Server) picture(domain string, checks []limit.Check, d limit.Decision, 
 	}
 	now := time.Now()
 	if d.Bypass != limit.DefaultMode {
-		s.bypasses.count(checks, d, v, now)
+		s.bypasses.count(domain, &s.metrics.names, checks, d, v, now)
 	}
 	if !d.Admitted {
 		s.refusals.note(domain, &s.metrics.names, checks, d, v, now)
@@ -74,7 +74,7 @@ func (f *inFlight) of(l shownLimit, now time.Time) *page.Pool {
 		return nil
 	}
 	p := &page.Pool{Capacity: slots.Max}
-	if told, known := f.pools[l.name]; known {
+	if told, known := f.pools[l.id.limitName]; known {
 		p.InFlight, p.At, p.Old = &told.count, told.at.UTC(), !told.at.Equal(now)
 	}
 	return p
@@ -153,19 +153,19 @@ func (s *Server) tellDomains(out *page.Snapshot, l *loaded, count *sample, all [
 		})
 	}
 	for _, one := range l.shown.limits {
-		c, then := count.limit(one.name), recent.limit(one.name)
-		if one.check.Limit == nil && c == (checkCounts{}) {
+		c, then, bypassed := count.limit(one.id), recent.limit(one.id), s.bypasses.of(one.id)
+		if one.check.Limit == nil && c == (checkCounts{}) && bypassed == 0 {
 			continue // no request has overridden anything
 		}
 		_, capacity := kindOf(one.check.Limit)
-		d := &out.Domains[at[one.name.domain]]
+		d := &out.Domains[at[one.id.domain]]
 		d.Limits = append(d.Limits, page.Limit{
-			Name: one.name.limit, Kind: kind(one.check.Limit), Capacity: int64(capacity), Shadow: one.check.Shadow,
+			Name: one.id.limit, Kind: kind(one.check.Limit), Capacity: int64(capacity), Shadow: one.check.Shadow,
 			Pool:   s.inFlight.of(one, now),
-			Passed: c.passed, Refused: c.refused, Over: c.over, WouldRefuse: c.shadow, Bypassed: c.bypassed,
+			Passed: c.passed, Refused: c.refused, Over: c.over, WouldRefuse: c.shadow, Bypassed: float64(bypassed),
 			PassedPerSecond: rate(c.passed, then.passed), RefusedPerSecond: rate(c.refused, then.refused),
-			WouldRefuseLately: grown(c.shadow, minute.limit(one.name).shadow),
-			RetryAfter:        s.refusals.told(one.name),
+			WouldRefuseLately: grown(c.shadow, minute.limit(one.id).shadow),
+			RetryAfter:        s.refusals.told(one.id),
 		})
 	}
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -20,6 +21,7 @@ type bypasses struct {
 	recent [bypassSeconds + 1]int64 // requests of the last seconds, by second
 	outage *page.Outage             // the one that is, or the last; nil: none was
 	before page.Counts              // total when outage began
+	limits map[limitKind]int64      // that were not looked at
 }
 
 // bypassSeconds is over how many seconds the rate is told.
@@ -28,7 +30,8 @@ const bypassSeconds = 5
 // count counts a request that was decided without the store, at least in part: it passed
 // and a limit was not looked at, or it was refused for a limit that is closed, or else
 // this process's share decided it. What was refused for what can never pass is none.
-func (b *bypasses) count(checks []limit.Check, d limit.Decision, v limit.Verdict, now time.Time) {
+// Its domain is a label, and names turns the names of limits into labels.
+func (b *bypasses) count(domain string, names *limitNames, checks []limit.Check, d limit.Decision, v limit.Verdict, now time.Time) {
 	var open, local, closed bool
 	for i, c := range checks {
 		switch d.Results[i].Bypass {
@@ -54,12 +57,42 @@ func (b *bypasses) count(checks []limit.Check, d limit.Decision, v limit.Verdict
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	for i, c := range checks {
+		if d.Results[i].Bypass != limit.DefaultMode {
+			if b.limits == nil {
+				b.limits = make(map[limitKind]int64)
+			}
+			b.limits[limitKind{limitName{domain, names.of(domain, c.Name)}, kind(c.Limit)}]++
+		}
+	}
 	if day := now.Unix() / 86400; day > b.day {
 		b.day, b.today = day, page.Counts{}
 	}
 	b.total, b.today, b.at = b.total.Plus(one), b.today.Plus(one), now
 	b.turn(now)
 	b.recent[b.second%int64(len(b.recent))]++
+}
+
+// of is how often a limit was decided without the store.
+func (b *bypasses) of(id limitKind) int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.limits[id]
+}
+
+// keep forgets the limits that are not in the policies any more.
+func (b *bypasses) keep(now map[limitKind]int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	forget(b.limits, now)
+}
+
+// forget takes out what is not there any more.
+func forget[T any](all map[limitKind]T, now map[limitKind]int) {
+	maps.DeleteFunc(all, func(id limitKind, _ T) bool {
+		_, is := now[id]
+		return !is
+	})
 }
 
 // turn makes now the newest of the recent seconds. The caller holds mu.

@@ -19,17 +19,24 @@ const (
 	rateOver    = 10 * time.Second
 )
 
-// shown are the limits of the status page: of each name one, and at most
+// shown are the limits of the status page: of each name and kind one, and at most
 // [page.MaxLimits]. It never changes.
 type shown struct {
 	limits  []shownLimit // by domain, in the order of the files
 	domains map[string]bool
-	index   map[limitName]int // into limits
-	more    int               // names that are not shown
+	index   map[limitKind]int // into limits
+	more    int               // that are not shown
+}
+
+// limitKind is a limit as on the status page. A policy's bucket and its concurrency have
+// one name.
+type limitKind struct {
+	limitName
+	kind string // as kind says
 }
 
 type shownLimit struct {
-	name limitName
+	id limitKind
 	// check of the policies; that of overrides has no Limit.
 	check limit.Check
 	pool  bool
@@ -37,38 +44,36 @@ type shownLimit struct {
 
 // shownOf chooses the limits of a set, whose pools are known.
 func shownOf(set *policy.Set, pools map[string][]limit.Check) *shown {
-	s := &shown{domains: make(map[string]bool), index: make(map[limitName]int)}
-	more := make(map[limitName]bool)
+	s := &shown{domains: make(map[string]bool), index: make(map[limitKind]int)}
+	more := make(map[limitKind]bool)
 	for domain, c := range set.Limits() {
-		name := limitName{domain, c.Name}
-		if _, again := s.index[name]; again {
-			continue
+		id := limitKind{limitName{domain, c.Name}, kind(c.Limit)}
+		if c.Limit == nil {
+			id.kind = kind(limit.Window{}) // an override
 		}
-		if len(s.limits) >= page.MaxLimits {
-			more[name] = more[name] || c.Limit != nil
-			continue
+		switch _, again := s.index[id]; {
+		case again:
+		case len(s.limits) < page.MaxLimits:
+			s.domains[domain] = true
+			s.index[id] = len(s.limits)
+			s.limits = append(s.limits, shownLimit{id: id, check: c})
+		case c.Limit != nil:
+			more[id] = true
 		}
-		s.domains[domain] = true
-		s.index[name] = len(s.limits)
-		s.limits = append(s.limits, shownLimit{name: name, check: c})
 	}
 	for domain, list := range pools {
 		for _, c := range list {
-			if i, is := s.index[limitName{domain, c.Name}]; is {
+			if i, is := s.index[limitKind{limitName{domain, c.Name}, kind(c.Limit)}]; is {
 				s.limits[i].check, s.limits[i].pool = c, true
 			}
 		}
 	}
-	for _, is := range more {
-		if is {
-			s.more++
-		}
-	}
+	s.more = len(more)
 	return s
 }
 
 // checkCounts are those of a limit, by result.
-type checkCounts struct{ passed, refused, over, shadow, bypassed float64 }
+type checkCounts struct{ passed, refused, over, shadow float64 }
 
 // domainCounts are those of a domain.
 type domainCounts struct{ admitted, refused, expired float64 }
@@ -85,9 +90,9 @@ type sample struct {
 }
 
 // limit returns the counts of a limit, zero if there are none.
-func (s *sample) limit(name limitName) checkCounts {
+func (s *sample) limit(id limitKind) checkCounts {
 	if s.shown != nil {
-		if i, is := s.shown.index[name]; is {
+		if i, is := s.shown.index[id]; is {
 			return s.limits[i]
 		}
 	}
@@ -101,15 +106,12 @@ func (s *Server) count(now time.Time) sample {
 		out.shown = &shown{}
 	}
 	out.limits = make([]checkCounts, len(out.shown.limits))
-	of := func(m *dto.Metric) *checkCounts {
-		if i, is := out.shown.index[limitName{labelOf(m, "domain"), labelOf(m, "limit")}]; is {
-			return &out.limits[i]
-		}
-		return &checkCounts{}
-	}
 	eachMetric(s.metrics.checks, func(m *dto.Metric) {
-		c := of(m)
-		n := m.GetCounter().GetValue()
+		i, is := out.shown.index[limitKind{limitName{labelOf(m, "domain"), labelOf(m, "limit")}, labelOf(m, "kind")}]
+		if !is {
+			return
+		}
+		c, n := &out.limits[i], m.GetCounter().GetValue()
 		switch labelOf(m, "result") {
 		case "passed":
 			c.passed += n
@@ -121,7 +123,6 @@ func (s *Server) count(now time.Time) sample {
 			c.shadow += n
 		}
 	})
-	eachMetric(s.metrics.bypassed, func(m *dto.Metric) { of(m).bypassed += m.GetCounter().GetValue() })
 	eachMetric(s.metrics.decisions, func(m *dto.Metric) {
 		n, domain := m.GetCounter().GetValue(), labelOf(m, "domain")
 		if !out.shown.domains[domain] {

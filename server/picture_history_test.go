@@ -80,16 +80,19 @@ func TestTodayBeginsAtMidnight(t *testing.T) {
 	checks := []limit.Check{{Name: "a"}}
 	midnight := time.Date(2026, 11, 30, 0, 0, 0, 0, time.UTC)
 	for range 10 {
-		b.count(checks, open, limit.Verdict{Admitted: true}, midnight.Add(-2*time.Second))
+		b.count("d", &limitNames{}, checks, open, limit.Verdict{Admitted: true}, midnight.Add(-2*time.Second))
 	}
-	b.count(checks, open, limit.Verdict{Admitted: true}, midnight)
+	b.count("d", &limitNames{}, checks, open, limit.Verdict{Admitted: true}, midnight)
 	for _, test := range []struct {
 		at    time.Time
 		today int64
 		rate  float64
 	}{
-		{midnight, 1, 11. / 5}, {midnight.Add(3 * time.Second), 1, 11. / 5}, {midnight.Add(4 * time.Second), 1, 1. / 5},
-		{midnight.Add(6 * time.Second), 1, 0}, {midnight.Add(24 * time.Hour), 0, 0},
+		{midnight, 1, 11. / 5},
+		{midnight.Add(3 * time.Second), 1, 11. / 5},
+		{midnight.Add(4 * time.Second), 1, 1. / 5},
+		{midnight.Add(6 * time.Second), 1, 0},
+		{midnight.Add(24 * time.Hour), 0, 0},
 	} {
 		got, outage := b.tell(test.at)
 		if got.Today.Unchecked != test.today || got.Total.Unchecked != 11 || got.PerSecond != test.rate || outage != nil {
@@ -104,7 +107,7 @@ func TestAnOutageHasItsOwnCounts(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
 	count := func(n int) {
 		for range n {
-			b.count([]limit.Check{{}}, local, limit.Verdict{}, now)
+			b.count("d", &limitNames{}, []limit.Check{{}}, local, limit.Verdict{}, now)
 		}
 	}
 	count(1)

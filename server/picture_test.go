@@ -45,16 +45,16 @@ func (s *service) settled(t testing.TB, what string, ok func(*page.Snapshot) boo
 	return out
 }
 
-func limitIn(t testing.TB, s *page.Snapshot, domain, name string) page.Limit {
+func limitIn(t testing.TB, s *page.Snapshot, name string) page.Limit {
 	t.Helper()
 	for _, d := range s.Domains {
 		for _, l := range d.Limits {
-			if d.Name == domain && l.Name == name {
+			if l.Name == name {
 				return l
 			}
 		}
 	}
-	t.Fatalf("no limit %s of %s in %+v", name, domain, s.Domains)
+	t.Fatalf("no limit %s in %+v", name, s.Domains)
 	return page.Limit{}
 }
 
@@ -89,17 +89,17 @@ func TestTheSnapshotTellsWhatWasSent(t *testing.T) {
 	if d.Admitted != 3+4+2 || d.Refused != 7+3 || d.LeasesHeld == nil || *d.LeasesHeld != 2 || d.File != "test.yaml" {
 		t.Errorf("domain %+v, want 9 admitted, 10 refused, 2 leases of test.yaml", d)
 	}
-	account := limitIn(t, got, "d", "account")
+	account := limitIn(t, got, "account")
 	if account.Passed != 3 || account.Refused != 7 || account.Kind != "token_bucket" || account.Capacity != 3 {
 		t.Errorf("account %+v, want a bucket of 3 with 3 passed and 7 refused", account)
 	}
 	if r := account.RetryAfter; r == nil || r.Count != 7 || r.Last <= 0 || r.Last > 86400 {
 		t.Errorf("retry after of account %+v, want 7 of less than a day", r)
 	}
-	if trial := limitIn(t, got, "d", "trial"); trial.Passed != 1 || trial.WouldRefuse != 3 || trial.WouldRefuseLately != 3 || trial.Refused != 0 || !trial.Shadow {
+	if trial := limitIn(t, got, "trial"); trial.Passed != 1 || trial.WouldRefuse != 3 || trial.WouldRefuseLately != 3 || trial.Refused != 0 || !trial.Shadow {
 		t.Errorf("trial %+v, want 1 passed and 3 that it would refuse", trial)
 	}
-	images := limitIn(t, got, "d", "pool")
+	images := limitIn(t, got, "pool")
 	if p := images.Pool; !p.Full() || *p.InFlight != 2 || p.Capacity != 2 || p.Old || images.Refused != 3 {
 		t.Errorf("pool %+v with %+v, want 2 of 2, and 3 refused", images, p)
 	}
@@ -124,6 +124,31 @@ func TestTheSnapshotTellsWhatWasSent(t *testing.T) {
 	}
 	if got.Policies.Version != s.version(t) || got.Policies.LoadedAt.IsZero() || len(got.Policies.Errors) != 0 {
 		t.Errorf("policies %+v, want version %s without an error", got.Policies, s.version(t))
+	}
+}
+
+func TestABucketAndALaneOfOnePolicyAreToldApart(t *testing.T) {
+	clock := storetest.NewClock()
+	st := &missing{Store: memory.New(memory.Options{Now: clock.Now})}
+	s := serviceOn(t, st, clock, envoy.Options{})
+	s.setPolicy(t, "domain: d\ndescriptors:\n  - {key: account, token_bucket: {capacity: 9, refill: 1/d}, concurrency: {max_in_flight: 2, lease: 1m}}")
+	for range 5 {
+		ask(t, s.envoy, "d", "[account=a]", 0)
+	}
+	ask(t, s.envoy, "d", "[account=a;limit=1/DAY]", 0)
+	st.away.Store(true)
+	ask(t, s.envoy, "d", "[account=a]", 0)
+	var got []string
+	for _, l := range s.snapshot(t).Domains[0].Limits {
+		got = append(got, fmt.Sprintf("%s %s: %v passed, %v refused, %v bypassed, told to wait: %t", l.Name, l.Kind, l.Passed, l.Refused, l.Bypassed, l.RetryAfter != nil))
+	}
+	want := []string{
+		"override : 1 passed, 0 refused, 0 bypassed, told to wait: false",
+		"account token_bucket: 5 passed, 0 refused, 1 bypassed, told to wait: false",
+		"account concurrency: 2 passed, 4 refused, 1 bypassed, told to wait: true",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
@@ -156,7 +181,7 @@ func TestTheSnapshotCountsRequestsThatPassedUnchecked(t *testing.T) {
 		!strings.HasSuffix(text, ": 4 requests passed unchecked, 1 decided by this replica's own share, 1 refused") {
 		t.Errorf("headline %+v, want that it does not answer, and the counts", got.Headline)
 	}
-	if p := limitIn(t, got, "d", "pool").Pool; p.InFlight != nil && !p.Old {
+	if p := limitIn(t, got, "pool").Pool; p.InFlight != nil && !p.Old {
 		t.Errorf("pool %+v, want not known now", p)
 	}
 
@@ -227,7 +252,7 @@ func TestASnapshotWaitsForTheStoreALittleOnly(t *testing.T) {
 	s := serviceOn(t, hanging{memory.New(memory.Options{Now: clock.Now})}, clock, envoy.Options{})
 	s.setPolicy(t, picturePolicy)
 	got := s.snapshot(t)
-	if d := got.Domains[0]; d.LeasesHeld != nil || limitIn(t, got, "d", "pool").Pool.InFlight != nil {
+	if d := got.Domains[0]; d.LeasesHeld != nil || limitIn(t, got, "pool").Pool.InFlight != nil {
 		t.Errorf("domain %+v, want nothing known of what is held", d)
 	}
 }

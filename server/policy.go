@@ -62,6 +62,7 @@ func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
 	s.loaded.Store(now)
 	if anew {
 		s.refusals.keep(now.shown.index)
+		s.bypasses.keep(now.shown.index)
 	}
 	s.page.Wake()
 	s.reportHealth()

@@ -30,7 +30,7 @@ type refusals struct {
 	mu       sync.Mutex
 	subjects []refused         // at most maxRefused
 	index    map[refusedID]int // into subjects
-	waits    map[limitName]*waitsTold
+	waits    map[limitKind]*waitsTold
 }
 
 type refusedID struct {
@@ -55,7 +55,7 @@ type waitsTold struct {
 }
 
 func newRefusals() *refusals {
-	return &refusals{index: make(map[refusedID]int), waits: make(map[limitName]*waitsTold)}
+	return &refusals{index: make(map[refusedID]int), waits: make(map[limitKind]*waitsTold)}
 }
 
 // note counts a request that was refused. Its domain is a label, and names turns the
@@ -63,25 +63,35 @@ func newRefusals() *refusals {
 func (r *refusals) note(domain string, names *limitNames, checks []limit.Check, d limit.Decision, v limit.Verdict, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if v.Retryable && v.Limit != "" {
-		name := limitName{domain, names.of(domain, v.Limit)}
-		told := r.waits[name]
-		if told == nil {
-			told = &waitsTold{}
-			r.waits[name] = told
-		}
-		told.last, told.at = v.RetryAfter, now
-		told.sum += v.RetryAfter
-		told.count++
-	}
 	if d.StreamEnded {
 		return
 	}
+	told := !v.Retryable
 	for i, c := range checks {
-		if !d.Results[i].Passed && v.Refuses(c) && d.Results[i].Bypass != limit.ModeClosed { // that is nobody's fault
-			r.count(refusedID{limitName{domain, names.of(domain, c.Name)}, c.Key}, now)
+		if d.Results[i].Passed || !v.Refuses(c) {
+			continue
+		}
+		name := limitName{domain, names.of(domain, c.Name)}
+		if !told && c.Name == v.Limit {
+			told = true
+			r.tell(limitKind{name, kind(c.Limit)}, v.RetryAfter, now)
+		}
+		if d.Results[i].Bypass != limit.ModeClosed { // that is nobody's fault
+			r.count(refusedID{name, c.Key}, now)
 		}
 	}
+}
+
+// tell notes the Retry-After of a request that a limit refused.
+func (r *refusals) tell(id limitKind, wait time.Duration, now time.Time) {
+	told := r.waits[id]
+	if told == nil {
+		told = &waitsTold{}
+		r.waits[id] = told
+	}
+	told.last, told.at = wait, now
+	told.sum += wait
+	told.count++
 }
 
 func (r *refusals) count(id refusedID, at time.Time) {
@@ -142,10 +152,10 @@ func (r *refusals) top(now time.Time) []page.Subject {
 }
 
 // told returns what those were told whom a limit refused; nil: nobody was.
-func (r *refusals) told(name limitName) *page.RetryAfter {
+func (r *refusals) told(id limitKind) *page.RetryAfter {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	t := r.waits[name]
+	t := r.waits[id]
 	if t == nil {
 		return nil
 	}
@@ -153,14 +163,10 @@ func (r *refusals) told(name limitName) *page.RetryAfter {
 }
 
 // keep forgets the limits that are not in the policies any more.
-func (r *refusals) keep(now map[limitName]int) {
+func (r *refusals) keep(now map[limitKind]int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for name := range r.waits {
-		if _, is := now[name]; !is {
-			delete(r.waits, name)
-		}
-	}
+	forget(r.waits, now)
 }
 
 // subjectOf is the subject in a key of the store: see [limit.Key]. Sensitive values are

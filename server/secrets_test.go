@@ -65,7 +65,7 @@ func TestNobodySeesTheSecretsOfTheService(t *testing.T) {
 			}
 			seen.Write(bytes.ReplaceAll(text, []byte{0}, []byte{' '}))
 		}
-		for _, page := range []string{"/metrics", "/healthz"} {
+		for _, page := range []string{"/metrics", "/healthz", "/status.json"} {
 			_, body := s.Get(t, page)
 			seen.WriteString(body)
 		}

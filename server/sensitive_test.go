@@ -187,7 +187,7 @@ func TestNobodySeesASensitiveValue(t *testing.T) {
 	for _, secret := range secrets() {
 		ask(entry("api_key", secret))
 	}
-	for _, page := range []string{"/metrics", "/healthz"} {
+	for _, page := range []string{"/metrics", "/healthz", "/status.json"} {
 		_, body := r.Get(t, page)
 		s.WriteString(body)
 	}

@@ -198,6 +198,10 @@ func (p *Page) collect(ctx context.Context) {
 				return
 			case <-time.After(settle):
 			}
+			select { // what was told meanwhile is in the next snapshot
+			case <-p.wake:
+			default:
+			}
 		}
 	}
 }

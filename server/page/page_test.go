@@ -323,8 +323,8 @@ func TestThePageNeedsNothingFromElsewhere(t *testing.T) {
 	refers := regexp.MustCompile(`(?:href|src)="([^"]+)"`).FindAllStringSubmatch(index.Body.String(), -1)
 	assets := 0
 	for _, m := range refers {
-		switch path := m[1]; {
-		case path == "#main", path == "status.json", path == "metrics", path == "healthz":
+		switch path := m[1]; path {
+		case "#main", "status.json", "metrics", "healthz":
 		default:
 			assets++
 			if w := s.get("/" + path); w.Code != http.StatusOK || w.Body.Len() == 0 {

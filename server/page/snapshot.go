@@ -116,7 +116,7 @@ type Domain struct {
 	Limits        []Limit `json:"limits"`
 }
 
-// Limit is a limit of a domain. Limits of one name are one.
+// Limit is a limit of a domain. Limits of one name and one kind are one.
 type Limit struct {
 	Name string `json:"name"`
 	Kind string `json:"kind"` // token_bucket, rate_limit or concurrency; "" of overrides

@@ -129,8 +129,13 @@ func TestTimesAreSaidInTheirLargestUnits(t *testing.T) {
 		ago  time.Duration
 		want string
 	}{
-		{-time.Second, "(0 s)"}, {59 * time.Second, "(59 s)"}, {time.Minute, "(1 min)"}, {59*time.Minute + 59*time.Second, "(59 min)"},
-		{time.Hour, "(1 h 0 min)"}, {47*time.Hour + 59*time.Minute, "(47 h 59 min)"}, {72 * time.Hour, "(3 days)"},
+		{-time.Second, "(0 s)"},
+		{59 * time.Second, "(59 s)"},
+		{time.Minute, "(1 min)"},
+		{59*time.Minute + 59*time.Second, "(59 min)"},
+		{time.Hour, "(1 h 0 min)"},
+		{47*time.Hour + 59*time.Minute, "(47 h 59 min)"},
+		{72 * time.Hour, "(3 days)"},
 	} {
 		s := healthy()
 		away(s, page.Counts{})

@@ -2,6 +2,7 @@
 // The status page: shows each snapshot that /status/events brings. Texts go into the page
 // by textContent alone.
 (() => {
+  const subjects = 10; // that are shown
   const stale = 3500; // ms without a snapshot, after which weir is said not to answer
   const polling = 5000; // ms between two asks where the stream is not to be had
   const $ = (id) => document.getElementById(id);
@@ -37,6 +38,9 @@
     return `${Math.floor(s / 86400)} days`;
   }
   const since = (at, text) => `${clock(text)} (${span(new Date(at) - new Date(text))})`;
+  // whole keeps a number and its unit on one line.
+  const whole = (text) => text.replace(/(\d) (s|min|h|days|UTC|of|requests?)\b/g, "$1\u00a0$2");
+  const wait = (seconds) => (seconds < 100 ? `${seconds.toFixed(1)} s` : span(seconds * 1000));
   const millis = (n) => (n < 10 ? n.toFixed(2) : n < 100 ? n.toFixed(1) : count(n));
 
   // --- the page
@@ -50,15 +54,16 @@
     node.append(...children);
     return node;
   }
+  const kept = new WeakMap(); // of a parent that sync fills, its children by key
   // sync has one child of parent for each item, in order, and keeps those that were there.
   function sync(parent, items, key, create, update) {
-    const old = parent.rows || new Map();
-    parent.rows = new Map();
+    const old = kept.get(parent) || new Map(), now = new Map();
+    kept.set(parent, now);
     items.forEach((item, i) => {
       const k = key(item, i);
       const node = old.get(k) || create(item);
       old.delete(k);
-      parent.rows.set(k, node);
+      now.set(k, node);
       if (parent.children[i] !== node) parent.insertBefore(node, parent.children[i] || null);
       update(node, item);
     });
@@ -70,8 +75,8 @@
     $("banner").dataset.level = level;
     set($("level"), words[level]);
     // "All is well: ..." needs not be said twice.
-    set($("headline"), level === "ok" ? text.replace(/^All is well: ./, (s) => s.slice(-1).toUpperCase()) : text);
-    list($("problems"), others);
+    set($("headline"), whole(level === "ok" ? text.replace(/^All is well: ./, (s) => s.slice(-1).toUpperCase()) : text));
+    list($("problems"), others.map(whole));
     $("problems").hidden = others.length === 0;
     const mark = { ok: "", warn: "⚠ ", bad: "✖ " }[level] || "";
     const title = `${mark}weir: ${text.split(":")[0]}`;
@@ -172,7 +177,7 @@
 
   // --- domains
 
-  const columns = ["In flight", "Passed", "Refused", "Would refuse", "Retry-After", "Not looked at"];
+  const columns = ["In flight", "Passed", "Refused", "Would refuse", "Retry-After", "Without the store"];
 
   let ids = 0;
   function makeDomain(d) {
@@ -190,11 +195,11 @@
     set(node.querySelector(".sub"), `${count(d.admitted)} admitted (${rate(d.admitted_per_second)}/s), ${count(d.refused)} refused (${rate(d.refused_per_second)}/s), ${heldText}, ${count(d.leases_expired)} expired`);
     const table = node.querySelector("table");
     table.hidden = d.limits.length === 0;
-    sync(table.tBodies[0], d.limits, (l) => l.name, makeLimit, showLimit);
+    sync(table.tBodies[0], d.limits, (l) => `${l.kind} ${l.name}`, makeLimit, showLimit);
   }
 
   function makeLimit(l) {
-    const row = make("tr", { role: "row", "data-limit": l.name },
+    const row = make("tr", { role: "row", "data-limit": l.name, "data-kind": l.kind },
       make("th", { role: "rowheader", scope: "row" }, make("span", { class: "name" }), make("span", { class: "small kind" })));
     columns.forEach((c, i) => {
       const cell = make("td", { role: "cell", "data-label": c, class: i ? "num" : "pool" });
@@ -209,7 +214,8 @@
 
   function showLimit(row, l) {
     set(row.querySelector(".name"), l.name);
-    const each = l.capacity && !l.pool ? ` of ${count(l.capacity)} each` : "";
+    const of = { concurrency: ", " }[l.kind] || " of ";
+    const each = l.capacity && !l.pool ? `${of}${count(l.capacity)} each` : "";
     set(row.querySelector(".kind"), `${kinds[l.kind] || l.kind}${each}${l.shadow ? ", in shadow: refuses nobody" : ""}`);
     const [flight, ...cells] = row.querySelectorAll("td");
     showFlight(flight, l.pool);
@@ -218,7 +224,7 @@
       [count(l.passed), `${rate(l.passed_per_second)}/s`],
       [count(l.refused), `${rate(l.refused_per_second)}/s`],
       l.shadow || l.would_refuse ? [count(l.would_refuse), `${count(l.would_refuse_last_minute)} in 1 min`] : ["", ""],
-      retry ? [`${retry.last_seconds.toFixed(1)} s`, `mean ${retry.mean_seconds.toFixed(1)} s`] : ["", ""],
+      retry ? [wait(retry.last_seconds), `mean ${wait(retry.mean_seconds)}`] : ["", ""],
       [count(l.bypassed), ""],
     ];
     cells.forEach((cell, i) => {
@@ -254,9 +260,9 @@
     return new uPlot({
       width, height: 190, cursor: { show: false }, legend: { show: false },
       tzDate: (t) => uPlot.tzDate(new Date(t * 1000), "Etc/UTC"),
-      scales: { x: { time: true, range: (u, min, max) => [max - 300, max] }, y: { range: (u, min, max) => [0, Math.max(max * 1.1, 0.1)] } },
+      scales: { x: { time: true, range: (u, min, max) => [max - 300, max] }, y: { distr: 3, range: (u, min, max) => [min === null ? 0.1 : 10 ** Math.floor(Math.log10(min)), max === null ? 1 : 10 ** Math.ceil(Math.log10(max) + 0.01)] } },
       axes: [{ ...axis, values: (u, ticks) => ticks.map((t) => new Date(t * 1000).toISOString().slice(11, 16)), incrs: [60, 120] },
-        { ...axis, size: 58, values: (u, ticks) => ticks.map((t) => `${+t.toFixed(2)} ms`) }],
+        { ...axis, size: 58, values: (u, ticks) => ticks.map((t) => (Number.isInteger(Math.log10(t)) ? `${t} ms` : "")) }],
       series: [{}, ...lines.map((p, i) => ({ label: p, stroke: color(p), width: 2, dash: dashes[i], points: { size: 4 } }))],
     }, [[], [], [], []], box);
   }
@@ -318,13 +324,16 @@
     $("no-subjects").hidden = some;
     $("subjects").hidden = !some;
     const many = s.domains.length > 1;
-    sync($("subjects").tBodies[0], s.refused.slice(0, 20), (r) => `${r.domain}/${r.limit}/${r.subject}`,
+    sync($("subjects").tBodies[0], s.refused.slice(0, subjects), (r) => `${r.domain}/${r.limit}/${r.subject}`,
       () => make("tr", { role: "row" }, make("th", { role: "rowheader", scope: "row", class: "mono" }),
         make("td", { role: "cell", "data-label": "Limit" }), make("td", { role: "cell", class: "num", "data-label": "Refused" }), make("td", { role: "cell", class: "num", "data-label": "Last" })),
       (node, r) => {
         const texts = [r.subject, many ? `${r.limit} of ${r.domain}` : r.limit, r.over ? `${count(r.count - r.over)} to ${count(r.count)}` : count(r.count), clock(r.last)];
         texts.forEach((v, i) => set(node.children[i], v));
       });
+    const more = s.refused.length - subjects;
+    $("more-subjects").hidden = more <= 0;
+    set($("more-subjects"), `${plural(more, "more is", "more are")} in status.json.`);
   }
 
   // --- pause
