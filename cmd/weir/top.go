@@ -40,6 +40,10 @@ Exit 0: it was shown, 2: error, with --once also that weir did not answer.`
 
 // Run shows the status until somebody has seen enough.
 func (c *topCommand) Run(con console) error {
+	c.HTTP = strings.TrimSuffix(strings.TrimPrefix(c.HTTP, "http://"), "/") // as people copy it
+	if addr, ok := strings.CutPrefix(c.HTTP, "https://"); ok {
+		c.HTTP, c.TLS = addr, true
+	}
 	config, err := c.config()
 	if err != nil {
 		return err

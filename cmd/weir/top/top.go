@@ -184,6 +184,7 @@ func (s *screen) draw() error {
 // picture is what is drawn, and moves from to where there is something to see.
 func (s *screen) picture(width, height int) string {
 	head, rest := s.v.lines()
+	head, rest = wrapped(head, width), wrapped(rest, width)
 	head = head[:min(len(head), max(1, height-1))]
 	s.page = max(0, height-len(head)-1)
 	s.from = max(0, min(s.from, len(rest)-s.page))

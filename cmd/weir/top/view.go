@@ -75,6 +75,36 @@ func (l line) write(w io.Writer, width int, colours bool) {
 	}
 }
 
+// wrapped are the lines, those that are one sentence broken at width characters.
+func wrapped(lines []line, width int) []line {
+	var all []line
+	for _, l := range lines {
+		if len(l) != 1 || l[0].style == dim {
+			all = append(all, l)
+			continue
+		}
+		text := []rune(clean(l[0].text))
+		indent := ""
+		for len(indent)+len(text) > width && width > 20 {
+			cut := width - len(indent)
+			for i := cut; i > cut/2; i-- { // unless a word is that long
+				if text[i] == ' ' {
+					cut = i
+					break
+				}
+			}
+			all = append(all, line{{indent + string(text[:cut]), l[0].style}})
+			text = text[cut:]
+			if text[0] == ' ' {
+				text = text[1:]
+			}
+			indent = "    "
+		}
+		all = append(all, line{{indent + string(text), l[0].style}})
+	}
+	return all
+}
+
 // lines are the picture: head stays when the rest is scrolled.
 func (v view) lines() (head, rest []line) {
 	title := line{{"weir " + v.addr, bold}}
