@@ -118,6 +118,9 @@ func (f *Files) files() []*fileState {
 			if !seen[x.file] {
 				seen[x.file] = true
 				s := f.check(x)
+				if f.options.Progress != nil {
+					f.options.Progress(len(seen))
+				}
 				newcomers = newcomers || s.use == nil
 				all = append(all, s)
 			}

@@ -59,6 +59,8 @@ type Options struct {
 	HashKey []byte
 	// NeedHashKey makes a sensitive policy an error if HashKey is empty.
 	NeedHashKey bool
+	// Progress, if not nil, is told after each file how many have been read.
+	Progress func(files int)
 }
 
 // Set is the policies of some domains. It never changes once it is loaded and

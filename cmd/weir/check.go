@@ -2,7 +2,11 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"os"
 	"time"
+
+	"golang.org/x/term"
 
 	"weir/policy"
 )
@@ -29,7 +33,12 @@ Exit 0: fine, 1: a file is wrong (or, with --fatal-warnings, has warnings), 2: t
 
 // Run prints what was understood of the files, or all that is wrong with them.
 func (c *checkCommand) Run(con console) error {
-	set, err := policy.Load(c.Files, policy.Options{Lenient: c.Lenient})
+	p := progress{now: time.Now, began: time.Now()}
+	if f, ok := con.stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		p.to = f
+	}
+	set, err := policy.Load(c.Files, policy.Options{Lenient: c.Lenient, Progress: p.files})
+	p.done()
 	if err != nil {
 		_, _ = fmt.Fprintln(con.stderr, err)
 		return exit(exitNo)
@@ -53,4 +62,28 @@ func (c *checkCommand) Run(con console) error {
 		return exit(exitNo)
 	}
 	return nil
+}
+
+// progress tells on a terminal how many files have been read, once that takes a second.
+type progress struct {
+	to    io.Writer // nil: it is no terminal
+	now   func() time.Time
+	began time.Time
+	told  time.Time // when it told last; zero: never
+}
+
+func (p *progress) files(n int) {
+	now := p.now()
+	if p.to == nil || now.Sub(p.began) < time.Second || now.Sub(p.told) < time.Second/5 {
+		return
+	}
+	p.told = now
+	_, _ = fmt.Fprintf(p.to, "\rreading: %d files\x1b[K", n) // what it can't tell, the end tells
+}
+
+// done takes away what was told.
+func (p *progress) done() {
+	if !p.told.IsZero() {
+		_, _ = io.WriteString(p.to, "\r\x1b[K")
+	}
 }
