@@ -2,7 +2,8 @@ package server
 
 import (
 	"context"
-	"sync"
+	"slices"
+	"strings"
 	"time"
 
 	"weir/limit"
@@ -27,9 +28,9 @@ func (s *Server) picture(domain string, checks []limit.Check, d limit.Decision, 
 	}
 }
 
-// inFlight is what the store told last of what is held.
+// inFlight is what the store told last of what is held. It is for snapshot alone, which is
+// not called at once with itself.
 type inFlight struct {
-	mu     sync.Mutex
 	pools  map[limitName]toldPool
 	leases map[string]*int64 // by domain; without those that it did not tell just now
 }
@@ -43,8 +44,6 @@ type toldPool struct {
 func (f *inFlight) ask(s *Server, l *loaded, now time.Time) {
 	ctx, cancel := context.WithTimeout(context.Background(), pictureTimeout)
 	defer cancel()
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	old := f.pools
 	f.pools, f.leases = make(map[limitName]toldPool), make(map[string]*int64)
 	for _, domain := range l.set.Domains() {
@@ -120,13 +119,14 @@ func (s *Server) tellStore(out *page.Store, outage *page.Outage) {
 	for domain, since := range open {
 		out.Breakers = append(out.Breakers, page.Breaker{Domain: domain, Since: since.UTC()})
 	}
+	slices.SortFunc(out.Breakers, func(a, b page.Breaker) int { return strings.Compare(a.Domain, b.Domain) })
 	out.Silent = s.storeLost.Load() || all
 	out.Since = s.started.UTC()
 	switch {
 	case outage == nil:
-	case out.State == "up":
+	case out.State == "up" && !outage.To.IsZero():
 		out.Since = outage.To
-	case out.State == "away":
+	case out.State != "not_found":
 		out.Since = outage.From
 	}
 }

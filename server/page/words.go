@@ -86,7 +86,11 @@ func (w *words) store(s *Snapshot) {
 	}
 	switch {
 	case s.Store.State == "not_found":
-		w.add("bad", fmt.Sprintf("%s has not answered since the start at %s: this replica is not ready", w.kept, since(s.Store.Since)))
+		text := fmt.Sprintf("%s has not answered since the start at %s: this replica is not ready", w.kept, since(s.Store.Since))
+		if counts.Total() > 0 {
+			text += ", and " + passed(counts)
+		}
+		w.add("bad", text)
 	case s.Store.State == "away" && s.Store.Silent:
 		w.add("bad", fmt.Sprintf("%s does not answer since %s: %s", w.kept, since(s.Store.Since), passed(counts)))
 	case s.Store.State == "away" && len(s.Store.Breakers) > 0:

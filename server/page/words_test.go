@@ -62,6 +62,11 @@ bad: Redis does not answer for a, b, c, 1 more since 03:12:05 UTC (4 min): 7 req
 			s.Status, s.Store.State, s.Store.Since = "not_ready", "not_found", went
 		}, `
 bad: Redis has not answered since the start at 03:12:05 UTC (4 min): this replica is not ready`},
+		{"Redis never found, and requests", func(s *page.Snapshot) {
+			away(s, page.Counts{Unchecked: 5})
+			s.Store.State = "not_found"
+		}, `
+bad: Redis has not answered since the start at 03:12:05 UTC (4 min): this replica is not ready, and 5 requests passed unchecked`},
 		{"back", func(s *page.Snapshot) {
 			s.Store.Outage = &page.Outage{From: went, To: went.Add(42 * time.Second), Counts: page.Counts{Unchecked: 12}}
 		}, `

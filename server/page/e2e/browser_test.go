@@ -71,6 +71,9 @@ func browser(t *testing.T) context.Context {
 	return ctx
 }
 
+// patience is for one action of the browser: a whole check of axe-core, on a busy machine.
+const patience = 3 * storetest.Deadline
+
 // look is how the page is looked at.
 type look struct {
 	scheme        string // light or dark
@@ -160,7 +163,7 @@ func command[P, R any](c cdp.Command[P, R], params P) chromedp.Action[chromedp.V
 
 func (o *tab) do(actions ...chromedp.Action[chromedp.Void]) {
 	o.t.Helper()
-	ctx, cancel := context.WithTimeout(o.ctx, storetest.Deadline)
+	ctx, cancel := context.WithTimeout(o.ctx, patience)
 	defer cancel()
 	if err := chromedp.Do(ctx, actions...); err != nil {
 		o.t.Fatal(err)
@@ -170,7 +173,7 @@ func (o *tab) do(actions ...chromedp.Action[chromedp.Void]) {
 // run runs an action that has a value.
 func run[T any](o *tab, action chromedp.Action[T]) T {
 	o.t.Helper()
-	ctx, cancel := context.WithTimeout(o.ctx, storetest.Deadline)
+	ctx, cancel := context.WithTimeout(o.ctx, patience)
 	defer cancel()
 	value, err := chromedp.Run(ctx, action)
 	if err != nil {
