@@ -95,6 +95,12 @@ func (s WindowState) Settle(w Window, start, difference int64) (_ WindowState, o
 	return s, true
 }
 
+// Reset is the state at now with nothing counted. It is not the zero value: what was
+// reserved in its windows can still be settled.
+func (s WindowState) Reset(w Window, now int64) WindowState {
+	return WindowState{Start: s.At(w, now).Start}
+}
+
 // Remaining is how many hits of w are left, >= 0.
 func (s WindowState) Remaining(w Window, now int64) int64 {
 	return max(0, w.Max-s.Counted(w, now))

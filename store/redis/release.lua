@@ -89,7 +89,8 @@ local reply = {1, max(0, now - granted)}
 local rest, till = {WRITES, record[2], granted, now, 0, ENDED, stream, '', 0}, 0
 for i = SLOTS + 1, first - 1, 3 do
   local linger = early and record[i + 2] or 0
-  if linger > 0 then
+  -- A slot that was reset stays free.
+  if linger > 0 and redis.call('ZSCORE', record[i], token) then
     redis.call('ZADD', record[i], now + linger, token)
     extend(record[i], linger + SLACK)
     local r = #rest

@@ -71,7 +71,7 @@ func pick[T any](p *program, from ...T) T { return from[p.next(len(from))] }
 
 func (p *program) step(t *testing.T) {
 	ctx := storetest.Context(t)
-	switch p.next(13) {
+	switch p.next(15) {
 	case 0:
 		by := pick(p, 1, 3, 250, 999, 1000, 7001, 23_456, 60_000, 3_600_000, 86_400_000, 40*86_400_000, -2, -5000)
 		if by < 0 && p.slots {
@@ -129,6 +129,28 @@ func (p *program) step(t *testing.T) {
 			got, err := s.Settle(ctx, u)
 			if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
 				t.Fatalf("%s: Settle(%+v) = %v, %v, want %v", name, u, got, err, want)
+			}
+		}
+	case 13:
+		after, n := limit.Slot{}, 1+p.next(3)
+		for {
+			want, _ := p.model.Leases(ctx, p.domain, after, n)
+			for name, s := range p.stores {
+				got, err := s.Leases(ctx, p.domain, after, n)
+				if diff := cmp.Diff(want, got); err != nil || diff != "" {
+					t.Fatalf("%s: Leases(%+v, %d): %v (-want +got):\n%s", name, after, n, err, diff)
+				}
+			}
+			if after = want.Next; after == (limit.Slot{}) {
+				break
+			}
+		}
+	case 14:
+		r := p.request()
+		_ = p.model.Reset(ctx, r.Checks)
+		for name, s := range p.stores {
+			if err := s.Reset(ctx, r.Checks); err != nil {
+				t.Fatalf("%s: Reset(%+v): %v", name, r.Checks, err)
 			}
 		}
 	case 3:
