@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -90,8 +91,8 @@ func (o operator) ask(ctx context.Context, method, path string, body []byte, out
 // unreachable is the error of a service that does not answer, with what to look at.
 func (o operator) unreachable(err error) error {
 	var remedy string
-	switch text := err.Error(); {
-	case strings.Contains(text, "server gave HTTP response to HTTPS client"):
+	switch {
+	case errors.As(err, new(tls.RecordHeaderError)):
 		remedy = "the admin port speaks TLS only with --admin-clients of weir serve: leave out --tls and the files of TLS"
 	case o.isTLS():
 		remedy = "does the service have --admin-clients, and are --admin, --ca-file, --server-name, --cert-file and --key-file right?"
