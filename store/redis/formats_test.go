@@ -132,7 +132,14 @@ func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit
 	if len(*leases) > 0 {
 		id = (*leases)[max(0, len(*leases)-1-r.IntN(6))]
 	}
-	switch r.IntN(10) {
+	switch r.IntN(12) {
+	case 10:
+		return do(func(s store.Store) (string, error) {
+			page, err := s.Leases(ctx, "d", limit.Slot{}, 50)
+			return fmt.Sprintf("leases %+v", page), err
+		})
+	case 11:
+		return do(func(s store.Store) (string, error) { return "reset", s.Reset(ctx, checks) })
 	case 0:
 		clock.Advance(time.Duration(r.IntN(9000)) * time.Millisecond)
 		return "", ""
