@@ -111,7 +111,7 @@ type Store interface {
 	Renew(ctx context.Context, e limit.Extension) (limit.Renewal, error)
 
 	// Inspect tells how each check's limit stands for its subject, all at one
-	// instant of the store's clock; the hits of a check do not matter. It writes
+	// instant of the store's clock; the hits of a check are those that are waited for. It writes
 	// nothing, and does not even clean expired leases away, which it never counts.
 	// Of each concurrency limit it tells at most [limit.MaxHolders] leases, the
 	// first to expire first. A subject without state stands as new.

@@ -59,7 +59,7 @@ func inspected(checks []limit.Check, reply any) ([]limit.State, error) {
 			if len(raw) > 0 && !possible(s) {
 				return nil, fmt.Errorf("a bucket cannot be %+v", s)
 			}
-			states[i] = s.Inspect(l, now)
+			states[i] = s.Inspect(l, c.Hits, now)
 		case limit.Window:
 			fields := 2
 			if l.Sliding {
@@ -76,7 +76,7 @@ func inspected(checks []limit.Check, reply any) ([]limit.State, error) {
 			if l.Sliding {
 				s.Previous = n[2]
 			}
-			states[i] = s.Inspect(l, now)
+			states[i] = s.Inspect(l, c.Hits, now)
 		case limit.Concurrency:
 			if len(raw) == 0 {
 				return nil, errors.New("a set without its count")

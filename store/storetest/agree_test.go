@@ -176,7 +176,22 @@ func (p *program) step(t *testing.T) {
 		}
 	default:
 		r := p.request()
+		states, err := p.stores["memory"].Inspect(ctx, r.Checks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		foreseen := limit.Foresee(r.Checks, states)
 		d, wrong := p.model.Decide(ctx, r)
+		if wrong == nil && !d.Replayed && !d.StreamEnded {
+			if foreseen.Admitted != d.Admitted {
+				t.Fatalf("for %+v it was foreseen that admitted is %v", r.Checks, foreseen.Admitted)
+			}
+			for i, c := range r.Checks {
+				if foreseen.Results[i].Passed != d.Results[i].Passed {
+					t.Fatalf("for %+v it was foreseen that passed is %v", c, foreseen.Results[i].Passed)
+				}
+			}
+		}
 		d.Expired = 0 // a report for metrics, that may be lost when a domain is idle for an hour
 		if d.Lease == r.Lease && r.Lease != "" {
 			p.granted = append(p.granted, r)

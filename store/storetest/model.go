@@ -474,9 +474,15 @@ func (m *Model) Inspect(_ context.Context, checks []limit.Check) ([]limit.State,
 					return m.bucket(c.Key, l, now+after).tokens.Cmp(integer(tokens)) >= 0
 				}))
 			}
-			s.RetryAfter, s.ResetAfter = has(1), has(l.Capacity)
+			s.ResetAfter = has(l.Capacity)
+			if c.Hits >= 0 && c.Hits <= l.Capacity {
+				s.RetryAfter = has(c.Hits)
+			}
 		case limit.Window:
-			*s = m.windowState(c.Key, l, 1, now)
+			*s = m.windowState(c.Key, l, c.Hits, now)
+			if c.Hits < 0 {
+				s.RetryAfter = 0
+			}
 		case limit.Concurrency:
 			s.Count = m.live(c.Key, now)
 			s.Remaining = max(0, l.Max-s.Count)
