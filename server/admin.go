@@ -27,6 +27,7 @@ func (s *Server) Admin() http.Handler {
 		"GET /leases":          s.adminLeases,
 		"POST /leases/release": s.adminRelease,
 		"POST /reset":          s.adminReset,
+		"POST /explain":        s.adminExplain,
 	} {
 		mux.Handle(pattern, operation(answer, open))
 	}

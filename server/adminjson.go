@@ -91,6 +91,7 @@ type (
 	// AdminDescriptor is one descriptor of a request.
 	AdminDescriptor struct {
 		Entries []AdminEntry `json:"entries"`
+		Hits    *uint64      `json:"hits,omitempty"` // nil: the request's. Only /explain looks at it.
 	}
 )
 
@@ -115,6 +116,9 @@ func adminRequest(domain string, descriptors []AdminDescriptor) (policy.Request,
 			if !strings.HasPrefix(e.Key, limit.ReservedPrefix) {
 				r.Descriptors[i].Entries = append(r.Descriptors[i].Entries, limit.Entry{Key: e.Key, Value: e.Value})
 			}
+		}
+		if d.Hits != nil {
+			r.Descriptors[i].Hits, r.Descriptors[i].HasHits = *d.Hits, true
 		}
 	}
 	return r, nil

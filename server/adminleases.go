@@ -140,7 +140,7 @@ func (s *Server) wanted(domain, name string, subject []string) (func(key, limit 
 		if !ok {
 			return nil, badRequestf("subject %q is not key=value", text)
 		}
-		d.Entries = append(d.Entries, AdminEntry{key, value})
+		d.Entries = append(d.Entries, AdminEntry{Key: key, Value: value})
 	}
 	asked, err := adminRequest(domain, []AdminDescriptor{d})
 	if err != nil {

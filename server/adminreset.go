@@ -55,7 +55,7 @@ func (s *Server) adminReset(r *http.Request) (any, error) {
 	}
 	ctx, cancel := detach(r.Context())
 	defer cancel()
-	states, err := s.inspect(ctx, body.Domain, m.Checks)
+	states, err := s.inspect(ctx, body.Domain, m.Checks, detachedTimeout)
 	if err != nil {
 		return nil, err
 	}
