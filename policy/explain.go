@@ -35,7 +35,7 @@ type Explanation struct {
 type Explained struct {
 	// Steps has one element for each entry, up to the first that matched nothing.
 	Steps []Step
-	// Why says why there are no limits; "" if there are.
+	// Why says why there are no limits, and what would have matched; "" if there are.
 	Why string
 	// Rules are the limits of the policy that was reached, and the request's own before them.
 	Rules []ExplainedRule
@@ -49,8 +49,7 @@ type Step struct {
 	// nothing they are empty.
 	Policy string
 	Line   int
-	Shared bool   // all that match its pattern share one subject
-	Why    string // why nothing matched, and what would have
+	Shared bool // all that match its pattern share one subject
 }
 
 // ExplainedRule is one limit of a policy.
@@ -97,20 +96,18 @@ func (d *domain) explainSteps(entries []limit.Entry, out *Explained) *node {
 	}
 	n, at := &d.root, ""
 	for i, e := range entries {
-		step := Step{Entry: d.showEntry(e)}
+		step := Step{Entry: d.showEntry(e), How: ByWildcard}
 		c := n.child(e)
-		switch {
-		case c == nil:
-			step.How, step.Why = ByNothing, d.whyNothing(n, at, entries, i)
+		switch c {
+		case nil:
+			step.How = ByNothing
 			out.Steps = append(out.Steps, step)
-			out.Why = step.Why
+			out.Why = d.whyNothing(n, at, entries, i)
 			return nil
-		case c == n.exact[entry{e.Key, e.Value}]:
+		case n.exact[entry{e.Key, e.Value}]:
 			step.How = Exactly
-		case c == n.bare[e.Key]:
+		case n.bare[e.Key]:
 			step.How = ByKey
-		default:
-			step.How = ByWildcard
 		}
 		at = strings.TrimPrefix(at+"."+d.showPolicy(c), ".")
 		step.Policy, step.Line, step.Shared = at, c.line, c.share

@@ -40,6 +40,33 @@ func TestAnExplanationSaysWhyEachLimitIsMet(t *testing.T) {
 	})
 }
 
+// What is explained of the scenarios of Match is what Match does in them.
+func TestAnExplanationIsOfWhatMatchDoes(t *testing.T) {
+	asked := 0
+	datadriven.Walk(t, "testdata/match", func(t *testing.T, path string) {
+		set := &Set{}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			if d.Cmd == "policy" {
+				if s, err := Parse("d.yaml", []byte(d.Input), Options{Lenient: d.HasArg("lenient"), HashKey: []byte("a key of tests")}); err == nil {
+					set = s
+				}
+				return d.Expected
+			}
+			r, again := parseRequest(t, d.Input), parseRequest(t, d.Input)
+			e := set.Explain(r)
+			if !reflect.DeepEqual(e.Match, set.Match(r)) || !reflect.DeepEqual(r, again) {
+				t.Errorf("%s: an explanation of %+v, and Match returns %+v", d.Pos, e.Match, set.Match(r))
+			}
+			formatExplanation(t, e) // it looks at each limit
+			asked += len(e.Match.Checks)
+			return d.Expected
+		})
+	})
+	if asked < 50 {
+		t.Errorf("%d checks were explained, want 50 or more", asked)
+	}
+}
+
 func formatExplanation(t *testing.T, e Explanation) string {
 	var b strings.Builder
 	if e.File != "" {

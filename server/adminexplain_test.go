@@ -121,7 +121,7 @@ func TestAnExplanationRefusesWhatItDoesNotUnderstand(t *testing.T) {
 	}
 	s.setPolicy(t, explainPolicy)
 	for body, want := range map[string]string{
-		`{"domain":"d","descriptors":[]}`:                                       "descriptors is empty",
+		`{"domain":"d","descriptors":[]}`:                                        "descriptors is empty",
 		`{"domain":"d","hits":-1,"descriptors":[` + entriesJSON("a", "b") + `]}`: "cannot unmarshal number -1",
 		`{"domain":"d","hit":1,"descriptors":[` + entriesJSON("a", "b") + `]}`:   `unknown field "hit"`,
 	} {
