@@ -60,8 +60,9 @@ type Options struct {
 	CloseTimeout time.Duration
 	// Observer is told what happens; nil: nobody is.
 	Observer Observer
-	// Logger tells when the service goes away and comes back, and what releases were
-	// given up; nil: nobody.
+	// Logger tells when the service goes away and comes back, what releases were given
+	// up, and, once a name, of usage that no reservation of that name was there for; nil:
+	// nobody.
 	Logger *slog.Logger
 }
 
@@ -74,6 +75,9 @@ type Client struct {
 	log          *slog.Logger
 	breaker      *gobreaker.TwoStepCircuitBreaker[struct{}]
 	patience     *patience
+
+	warnedMu sync.Mutex
+	warned   map[string]bool // limits whose usage was told in vain
 
 	heartbeat *heartbeat
 	releases  *releases
@@ -93,6 +97,7 @@ func New(conn grpc.ClientConnInterface, o Options) *Client {
 		closeTimeout: cmp.Or(max(0, o.CloseTimeout), defaultCloseTimeout),
 		observer:     o.Observer,
 		log:          o.Logger,
+		warned:       make(map[string]bool),
 	}
 	c.options.Timeout = cmp.Or(max(0, o.Timeout), defaultTimeout)
 	c.options.Tries = cmp.Or(max(0, o.Tries), defaultTries)

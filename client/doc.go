@@ -3,7 +3,7 @@
 //
 // Five lines protect an HTTP handler:
 //
-//	limits := client.New(conn, client.Options{Domain: "inference"})
+//	limits := client.New(conn, client.Options{Domain: "inference", Logger: slog.Default()})
 //	defer limits.Close()
 //	http.Handle("/images", limits.Middleware(func(r *http.Request) client.Request {
 //		return client.Ask(client.Describe("account", accountOf(r)), client.Describe("pool", "images"))

@@ -120,7 +120,8 @@ func (l *Lease) Context(ctx context.Context) context.Context {
 
 // Use tells what the work has used of a limit that reserves: all of it, not the
 // difference to what was reserved; later calls replace earlier ones. An empty limit
-// means each that this lease reserved. The release brings it.
+// means each that this lease reserved. The release brings it. A name that reserved nothing
+// changes nothing: it is logged, and a Settlement "not_reserved".
 func (l *Lease) Use(limit string, hits uint64) {
 	if l.ID() == "" {
 		return

@@ -126,7 +126,7 @@ func (r *releases) send(ctx context.Context, batch []*ending) (left []*ending, e
 	}
 	unsettled := make(map[*ending]bool)
 	for i, e := range used {
-		if i < len(m.GetUsage()) && r.c.countSettlements(m.GetUsage()[i]) {
+		if i < len(m.GetUsage()) && r.c.countSettlements(ctx, e.usage, m.GetUsage()[i]) {
 			unsettled[e] = true
 		}
 	}

@@ -1,8 +1,11 @@
 package client_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -103,5 +106,29 @@ func TestALateTryOfAnOperationTakesNothing(t *testing.T) {
 			t.Errorf("the first try, sent again after the release: %v, want an error", late)
 		}
 		expect(t, "slots", slots(t, s.conn, "alice"), 0)
+	})
+}
+
+// A misspelt name leaves each estimate as it is: somebody should hear of it, once.
+func TestUsageOfWhatReservedNothingIsLoggedOnceANameAndNeverForAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, metered)
+		var log bytes.Buffer
+		c := newClient(t, s.conn, client.Options{Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		for range 2 {
+			l := acquire(t, c, estimated(1))
+			l.Use("tokns", 1)
+			l.Release(t.Context())
+		}
+		l := acquire(t, c, estimated(1))
+		for range 2 { // the second finds nothing, as should be
+			if _, err := l.Reconcile(t.Context(), map[string]uint64{"": 1}); err != nil {
+				t.Error(err)
+			}
+		}
+		l.Release(t.Context())
+		if got := log.String(); strings.Count(got, "reserved nothing") != 1 || !strings.Contains(got, "limit=tokns") {
+			t.Errorf("the log says\n%s\nwant one line of tokns", got)
+		}
 	})
 }

@@ -46,7 +46,7 @@ func (l *Lease) Reconcile(ctx context.Context, usage map[string]uint64) (map[str
 			return nil, err
 		case len(m.GetResults()) != 1 || len(m.GetResults()[0].GetLimits()) != len(limits):
 			return nil, backoff.Permanent(errors.New("the service's answer has not a result for each limit"))
-		case c.countSettlements(m.GetResults()[0]):
+		case c.countSettlements(ctx, limits, m.GetResults()[0]):
 			return nil, errors.New("the service can't reach its store")
 		}
 		return m.GetResults()[0].GetLimits(), nil
@@ -70,14 +70,34 @@ func limitUsage(usage map[string]uint64) []*weirv1.LimitUsage {
 	return out
 }
 
-// countSettlements counts those of one lease, and reports whether one should be sent
-// again.
-func (c *Client) countSettlements(r *weirv1.ReconcileResult) (again bool) {
-	for _, s := range r.GetLimits() {
+// countSettlements counts those of one lease, one for each of limits, and reports whether
+// one should be sent again.
+func (c *Client) countSettlements(ctx context.Context, limits []*weirv1.LimitUsage, r *weirv1.ReconcileResult) (again bool) {
+	for i, s := range r.GetLimits() {
 		c.observer.Count(Settlements, settlementWord(s.GetStatus()))
 		again = again || s.GetStatus() == weirv1.SettlementStatus_SETTLEMENT_STATUS_UNAVAILABLE
+		if s.GetStatus() == weirv1.SettlementStatus_SETTLEMENT_STATUS_NOT_RESERVED && i < len(limits) {
+			c.warnOfName(ctx, limits[i].GetLimit())
+		}
 	}
 	return again
+}
+
+// maxWarned is how many names are warned of: each is in a program's text.
+const maxWarned = 100
+
+// warnOfName says once that usage is told of a limit that reserved nothing: most often it
+// is misspelt, and each estimate stands.
+func (c *Client) warnOfName(ctx context.Context, limit string) {
+	c.warnedMu.Lock()
+	known := limit == "" || c.warned[limit] || len(c.warned) >= maxWarned
+	if !known {
+		c.warned[limit] = true
+	}
+	c.warnedMu.Unlock()
+	if !known {
+		c.log.WarnContext(ctx, "usage of a limit that had reserved nothing changes nothing; is it the name that weir check prints, and does the limit have reserve?", "limit", limit)
+	}
 }
 
 // settlementWord is the name of a status, as one of metrics.

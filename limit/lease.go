@@ -179,8 +179,8 @@ const (
 	Settled SettlementResult = iota + 1
 	// Charged: nothing was reserved, and what was used is charged now.
 	Charged
-	// SettledBefore: it was settled or charged before.
-	SettledBefore
+	// AlreadySettled: it was settled or charged before.
+	AlreadySettled
 	// Late: the lease expired before it was released, or the window that it reserved in
 	// has passed. The reservation stands, and nothing is changed.
 	Late
@@ -195,8 +195,8 @@ func (r SettlementResult) String() string {
 		return "settled"
 	case Charged:
 		return "charged"
-	case SettledBefore:
-		return "again"
+	case AlreadySettled:
+		return "already_settled"
 	case Late:
 		return "late"
 	case NotReserved:

@@ -51,7 +51,7 @@ func request(m *weirv1.AcquireRequest) (policy.Request, error) {
 	case n > limit.MaxOperation:
 		return policy.Request{}, fmt.Errorf("operation_id has %d bytes; use at most %d", n, limit.MaxOperation)
 	case n == 0 && m.GetAttempt() > 0:
-		return policy.Request{}, errors.New("attempt has no operation_id; send both, or neither")
+		return policy.Request{}, errors.New("attempt counts the tries of an operation, and there is no operation_id; send that too, or no attempt")
 	}
 	if err := envoy.CheckDomain(m.GetDomain()); err != nil {
 		return policy.Request{}, err

@@ -108,7 +108,7 @@ func TestOperationsHaveBounds(t *testing.T) {
 	}{
 		{strings.Repeat("x", 128), 1, ""},
 		{strings.Repeat("x", 129), 1, "operation_id has 129 bytes"},
-		{"", 1, "attempt has no operation_id"},
+		{"", 1, "there is no operation_id"},
 	} {
 		_, err := s.leases.Acquire(storetest.Context(t), &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{typed("day", "x")}, OperationId: test.id, Attempt: test.attempt})
 		expectInvalid(t, err, test.want)

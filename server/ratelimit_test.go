@@ -181,7 +181,7 @@ func TestUsageIsChargedOnceAStream(t *testing.T) {
 		"[a=2]", "OVER [OVER 0]",
 		"[user=u]", "OK [OK 0]",
 	)
-	for result, want := range map[string]float64{"charged": 3, "again": 1} {
+	for result, want := range map[string]float64{"charged": 3, "already_settled": 1} {
 		if got := s.metric(t, `weir_usage_total{domain="d",limit="a",result="`+result+`"}`); got != want {
 			t.Errorf("%v charges were %s, want %v", got, result, want)
 		}

@@ -84,7 +84,7 @@ func settlement(r limit.SettlementResult) weirv1.SettlementStatus {
 	switch r {
 	case limit.Settled:
 		return weirv1.SettlementStatus_SETTLEMENT_STATUS_SETTLED
-	case limit.SettledBefore:
+	case limit.AlreadySettled:
 		return weirv1.SettlementStatus_SETTLEMENT_STATUS_ALREADY_SETTLED
 	case limit.Late:
 		return weirv1.SettlementStatus_SETTLEMENT_STATUS_LATE

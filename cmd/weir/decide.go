@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -15,8 +16,8 @@ type decideCommand struct {
 	Domain      string   `required:"" help:"Domain of the policy."`
 	Descriptors []string `name:"descriptor" short:"d" required:"" sep:"none" placeholder:"KEY=VALUE,…" help:"A descriptor: entries, separated by commas. Repeat it for several."`
 	Hits        *uint64  `placeholder:"N" help:"What the request costs (1); 0 asks without charging."`
-	OperationID string   `placeholder:"ID" help:"Names the operation, so that asking again takes nothing while its lease is held."`
-	Attempt     uint32   `placeholder:"N" help:"Which try of the operation this is, from 1 on: one that comes after the release of a later one is late."`
+	OperationID *string  `placeholder:"ID" help:"Names the operation, so that asking again takes nothing while its lease is held."`
+	Attempt     uint32   `placeholder:"N" help:"Which try of the operation this is, from 1 on. After the release of a lease, an attempt that is no higher than that lease's is late and takes nothing."`
 	Output      string   `short:"o" enum:"text,json" default:"text" help:"text or json (${default})."`
 }
 
@@ -33,7 +34,12 @@ func (c *decideCommand) Run(con console) error {
 	if err != nil {
 		return err
 	}
-	m := &weirv1.AcquireRequest{Domain: c.Domain, Descriptors: descriptors, Hits: c.Hits, OperationId: c.OperationID, Attempt: c.Attempt}
+	m := &weirv1.AcquireRequest{Domain: c.Domain, Descriptors: descriptors, Hits: c.Hits, Attempt: c.Attempt}
+	if c.OperationID != nil {
+		if m.OperationId = *c.OperationID; m.OperationId == "" {
+			return errors.New("--operation-id is empty; name the operation, or leave the flag out")
+		}
+	}
 	var answer *weirv1.AcquireResponse
 	err = c.call(con.ctx, func(ctx context.Context, client weirv1.LeaseServiceClient) (err error) {
 		answer, err = client.Acquire(ctx, m)

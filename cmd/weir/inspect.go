@@ -130,7 +130,7 @@ func (l inspectedLimit) print(b *strings.Builder) {
 			fmt.Fprintf(b, ", full in %v", reset)
 		}
 	case kinds[weirv1.LimitKind_LIMIT_KIND_WINDOW]:
-		fmt.Fprintf(b, ": %d of %d counted, %d free, ends in %v", l.Count, l.Capacity, l.Remaining, reset)
+		fmt.Fprintf(b, ": %d of %d counted, %d free, at 0 again in %v", l.Count, l.Capacity, l.Remaining, reset)
 	default:
 		fmt.Fprintf(b, ": %d of %d held, %d free", l.Count, l.Capacity, l.Remaining)
 	}

@@ -31,7 +31,7 @@ func TestInspectionInWords(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `token_bucket account: level -3 of 10, 0 free, full in 13s, wait 4s
-rate_limit   banned (shadow): 0 of 0 counted, 0 free, ends in 1h0m0s
+rate_limit   banned (shadow): 0 of 0 counted, 0 free, at 0 again in 1h0m0s
 concurrency  pool (pool): 5 of 2 held, 0 free, wait about 1s (estimated)
   AAAAAAAA… expires in 1.5s
   AAAAAAAA… expires in 1.5s

@@ -75,7 +75,7 @@ func (s *Store) settle(l *lease, hits, now int64, meant func(reservation) bool) 
 func (s *Store) settleOne(l *lease, r *reservation, hits, now int64) (result limit.SettlementResult, more int64) {
 	switch {
 	case r.settled:
-		return limit.SettledBefore, 0
+		return limit.AlreadySettled, 0
 	case l.kind == holding && l.expiry <= now:
 		return limit.Late, 0
 	}
@@ -127,7 +127,7 @@ func (s *Store) charge(u limit.Usage, c limit.Check, now int64) limit.Settlement
 	key := limit.UsageKey(u.Domain, u.Stream)
 	mark := s.state(key)
 	if mark.used[c.Key] > now {
-		return limit.Settlement{Result: limit.SettledBefore}
+		return limit.Settlement{Result: limit.AlreadySettled}
 	}
 	if mark.used == nil {
 		mark.used = make(map[string]int64)

@@ -1,6 +1,12 @@
 -- common.lua stands in every script, behind its first line.
 --
--- ARGV  1  now, ms since the epoch; "" in production: Redis TIME
+-- KEYS  of the first item of the call, and then of the next
+-- ARGV  1      now, ms since the epoch; "" in production: Redis TIME
+--       2..n   an item each, an array in MessagePack: how many of KEYS are its own, and its
+--              arguments
+--
+-- Returns for each item its reply, an array in MessagePack, or its error, a string. Items are as calls
+-- one after the other, at one instant; one that fails changes nothing of the others'.
 
 -- The formats of states that are read, up to READS, and the one that is written:
 -- docs/decisions/0007-state-formats.md.
@@ -17,10 +23,11 @@ local INDEX_SLACK = 3600000        -- ms that the index waits to be cleaned
 local HOLDING, ENDED, AMBIGUOUS, TOMBSTONE, LINGERING = 1, 2, 3, 4, 5
 
 local min, max, fmod = math.min, math.max, math.fmod
+local call, pack = redis.call, cmsgpack.pack
 
 local now = tonumber(ARGV[1])
 if not now then
-  local time = redis.call('TIME')
+  local time = call('TIME')
   now = time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
@@ -40,7 +47,7 @@ end
 -- The kind of what is known of a stream or an operation, nil for nothing; until; token;
 -- and the rest.
 local function known_at(key)
-  local packed = redis.call('GET', key)
+  local packed = call('GET', key)
   if not packed then return nil, 0, '' end
   local format, kind, till, token, body, attempt, told = cmsgpack.unpack(packed)
   check_format(format)
@@ -49,7 +56,7 @@ local function known_at(key)
 end
 
 local function know(key, kind, till, ...)
-  redis.call('SET', key, cmsgpack.pack(WRITES, kind, till, ...), 'PX', till - now)
+  call('SET', key, pack(WRITES, kind, till, ...), 'PX', till - now)
 end
 
 -- The record of a lease is {format, life (ms), when it was granted, when it expires or has
@@ -64,7 +71,7 @@ local GRANTED, EXPIRY, UNTIL, STATE, STREAM, OPERATION, SLOTS = 3, 4, 5, 6, 7, 8
 -- The record of a lease, if it means something, where its reservations begin, and the last
 -- of their fields. What a later version wrote behind them is no text.
 local function record_at(key)
-  local packed = redis.call('GET', key)
+  local packed = call('GET', key)
   if not packed then return nil, 0, -1 end
   local record = {cmsgpack.unpack(packed)}
   check_format(record[1])
@@ -76,7 +83,7 @@ local function record_at(key)
 end
 
 local function write_record(key, record)
-  redis.call('SET', key, cmsgpack.pack(unpack(record)), 'PX', record[UNTIL] - now)
+  call('SET', key, pack(unpack(record)), 'PX', record[UNTIL] - now)
 end
 
 -- What a later version wrote behind the fields that are known is left out.
@@ -131,4 +138,19 @@ local function window_at(packed, length, sliding)
     end
   end
   return state
+end
+
+-- Runs run(keys, args) for each item; args[1] is how many keys it has.
+local function each(run)
+  local replies, from = {}, 0
+  for i = 2, #ARGV do
+    local args = cmsgpack.unpack(ARGV[i])
+    local keys, n = {}, args[1]
+    for k = 1, n do keys[k] = KEYS[from + k] end
+    from = from + n
+    local ok, reply = pcall(run, keys, args)
+    if not ok then reply = type(reply) == 'table' and reply.err or 'ERR ' .. tostring(reply) end
+    replies[i - 1] = pack(reply)
+  end
+  return replies
 end

@@ -6,15 +6,15 @@ local function debit_bucket(key, state, capacity, scale, refill, hits)
   local full, deepest = capacity * scale, capacity * scale - (MAX_EXACT - refill)
   local level, most = deepest, floor_div(MAX_EXACT, scale)
   if hits < -most then level = full elseif hits <= most then level = max(deepest, min(full, state.level - hits * scale)) end
-  return {key, cmsgpack.pack(WRITES, level, capacity, scale, refill, state.millis),
+  return {key, pack(WRITES, level, capacity, scale, refill, state.millis),
     state.millis - now + ceil_div(full - level, refill) + SLACK}
 end
 
 local function write_of_window(key, state, length)
   local reset = state.start + length - now -- WindowState.ResetAfterMillis
-  if not state.previous then return {key, cmsgpack.pack(WRITES, state.start, state.count), reset + SLACK} end
+  if not state.previous then return {key, pack(WRITES, state.start, state.count), reset + SLACK} end
   if state.count > 0 then reset = reset + length end
-  return {key, cmsgpack.pack(WRITES, state.start, state.count, state.previous), reset + SLACK}
+  return {key, pack(WRITES, state.start, state.count, state.previous), reset + SLACK}
 end
 
 -- WindowState.Charge
@@ -38,5 +38,5 @@ local function settle_window(key, state, length, start, difference)
 end
 
 local function debited(debits)
-  for _, d in ipairs(debits) do redis.call('SET', d[1], d[2], 'PX', d[3]) end
+  for _, d in ipairs(debits) do call('SET', d[1], d[2], 'PX', d[3]) end
 end

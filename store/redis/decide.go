@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"time"
 
 	"weir/limit"
 	"weir/store"
@@ -28,7 +29,7 @@ func (s *Store) decideCall(r limit.Request) *call {
 	token, with := "", ""
 	if r.Lease != "" {
 		token = r.Lease.Token()
-		c.undo = func(reply any, err error) { s.undo(r, reply, err) }
+		c.undo = func(reply unpacker, err error) { s.undo(r, reply, err) }
 	}
 	switch {
 	case r.Stream != "":
@@ -36,9 +37,12 @@ func (s *Store) decideCall(r limit.Request) *call {
 	case r.Operation.ID != "":
 		with = "o"
 	}
-	c.args = append(make([]any, 0, 5+7*len(r.Checks)), s.clock(), token, with)
+	a := &c.args
+	a.string(token)
+	a.string(with)
 	if r.Operation.ID != "" {
-		c.args = append(c.args, r.Operation.Body[:], r.Operation.Attempt)
+		a.string(string(r.Operation.Body[:]))
+		a.int(int64(r.Operation.Attempt))
 	}
 	c.keys = make([]string, 0, len(r.Checks)+4)
 	var seen map[string]int // only for requests that are not small
@@ -54,18 +58,22 @@ func (s *Store) decideCall(r limit.Request) *call {
 		case check.Quota != 0:
 			mode = strconv.Itoa(check.Quota)
 		}
+		name := ""
+		if check.Reserve > 0 {
+			name = check.Name
+		}
 		switch l := check.Limit.(type) {
 		case limit.TokenBucket:
 			hits := min(check.Hits, l.Capacity+1) // more is no different, and stays exact
-			c.args = append(c.args, "b", key, hits, mode, l.Capacity, l.Scale, reserving(check, l.Refill))
+			a.check("b", key, hits, mode, l.Capacity, l.Scale, l.Refill, check.Reserve, name)
 		case limit.Window:
 			over := int64(0)
 			if l.ChargeOver {
 				over = 1
 			}
-			c.args = append(c.args, windowKind(l), key, check.Hits, mode, l.Max, l.Length().Milliseconds(), reserving(check, over))
+			a.check(windowKind(l), key, check.Hits, mode, l.Max, l.Length().Milliseconds(), over, check.Reserve, name)
 		case limit.Concurrency:
-			c.args = append(c.args, "c", key, check.Hits, mode, l.Max, l.Lease.Milliseconds(), strconv.FormatInt(l.Linger.Milliseconds(), 10)+" "+check.Name)
+			a.check("c", key, check.Hits, mode, l.Max, l.Lease.Milliseconds(), l.Linger.Milliseconds(), 0, check.Name)
 		}
 	}
 	if r.Lease != "" {
@@ -80,20 +88,22 @@ func (s *Store) decideCall(r limit.Request) *call {
 	return c
 }
 
+// check adds one of decide.lua's checks.
+func (p *packer) check(kind string, key int, hits int64, mode string, x, y, z int64, reserve time.Duration, name string) {
+	p.string(kind)
+	p.int(int64(key))
+	p.int(hits)
+	p.string(mode)
+	p.ints(x, y, z, reserve.Milliseconds())
+	p.string(name)
+}
+
 // windowKind is w's letter for the scripts.
 func windowKind(w limit.Window) string {
 	if w.Sliding {
 		return "s"
 	}
 	return "w"
-}
-
-// reserving is the last argument of a bucket or a window.
-func reserving(c limit.Check, n int64) any {
-	if c.Reserve == 0 {
-		return n
-	}
-	return fmt.Sprintf("%d %d %s", n, c.Reserve.Milliseconds(), c.Name)
 }
 
 // decide.lua's first numbers, beyond whether the request is admitted.
@@ -105,44 +115,42 @@ const (
 )
 
 // decision reads decide.lua's reply.
-func decision(r limit.Request, reply any) (limit.Decision, error) {
-	items, _ := reply.([]any)
-	n, err := integers(items[:min(len(items), 3+4*len(r.Checks))])
-	switch {
-	case err != nil:
-		return limit.Decision{}, fmt.Errorf("redis: decide: unexpected reply: %w", err)
-	case len(n) == 1 && n[0] == otherBody:
-		return limit.Decision{}, fmt.Errorf("redis: decide: %w", store.ErrOtherRequest)
-	case len(n) == 1 && n[0] == lateAttempt:
-		return limit.Decision{}, fmt.Errorf("redis: decide: %w", store.ErrLateAttempt)
-	}
+func decision(r limit.Request, reply unpacker) (limit.Decision, error) {
+	n, first := reply.array(), reply.int()
 	want := 3 + 4*len(r.Checks)
-	id := r.Lease
-	if len(n) > 0 && n[0] == replayed {
+	switch {
+	case n == 1 && first == otherBody:
+		return limit.Decision{}, fmt.Errorf("redis: decide: %w", store.ErrOtherRequest)
+	case n == 1 && first == lateAttempt:
+		return limit.Decision{}, fmt.Errorf("redis: decide: %w", store.ErrLateAttempt)
+	case first == replayed:
 		want++
-		token, _ := items[len(items)-1].(string)
-		id = limit.LeaseOf(r.Domain, token)
 	}
-	if len(items) != want {
-		return limit.Decision{}, fmt.Errorf("redis: decide: a reply of %d items, want %d", len(items), want)
+	if n != want {
+		return limit.Decision{}, fmt.Errorf("redis: decide: a reply of %d items, want %d", n, want)
 	}
 	d := limit.Decision{
-		Admitted: n[0] == 1 || n[0] == replayed, StreamEnded: n[0] == streamEnded, Replayed: n[0] == replayed,
-		Expired: n[1], TTL: limit.Millis(n[2]), Results: make([]limit.Result, len(r.Checks)),
-	}
-	if d.TTL > 0 {
-		d.Lease = id
+		Admitted: first == 1 || first == replayed, StreamEnded: first == streamEnded, Replayed: first == replayed,
+		Expired: reply.int(), TTL: limit.Millis(reply.int()), Results: make([]limit.Result, len(r.Checks)),
 	}
 	for i := range d.Results {
-		p := n[3+4*i:]
-		d.Results[i] = limit.Result{Passed: p[0] == 1, Remaining: p[1], RetryAfter: limit.Millis(p[2]), ResetAfter: limit.Millis(p[3])}
+		d.Results[i] = limit.Result{Passed: reply.int() == 1, Remaining: reply.int(), RetryAfter: limit.Millis(reply.int()), ResetAfter: limit.Millis(reply.int())}
+	}
+	if d.TTL > 0 {
+		d.Lease = r.Lease
+	}
+	if d.Replayed {
+		d.Lease = limit.LeaseOf(r.Domain, reply.text())
+	}
+	if err := reply.end(); err != nil {
+		return limit.Decision{}, fmt.Errorf("redis: decide: unexpected reply: %w", err)
 	}
 	return d, nil
 }
 
 // undo has a decision that was not told undone, unless it is known that no lease was
 // granted. If no node is known for it by now its lease ends by its expiry.
-func (s *Store) undo(r limit.Request, reply any, err error) {
+func (s *Store) undo(r limit.Request, reply unpacker, err error) {
 	if d, bad := decision(r, reply); err == nil && (bad == nil && d.Lease != r.Lease || errors.Is(bad, store.ErrOtherRequest) || errors.Is(bad, store.ErrLateAttempt)) {
 		return
 	}
@@ -151,11 +159,16 @@ func (s *Store) undo(r limit.Request, reply any, err error) {
 	}
 }
 
-// giveBack is a decision to undo.
+// giveBack is a decision to undo: its lease, and what its checks took.
 type giveBack struct {
 	lease limit.LeaseID
-	keys  []string // the states of its checks
-	args  []any    // those of release.lua for each key
+	taken []taken
+}
+
+// taken is what release.lua gives back of one state.
+type taken struct {
+	key, kind     string
+	hits, x, y, z int64
 }
 
 func newGiveBack(r limit.Request) giveBack {
@@ -166,11 +179,9 @@ func newGiveBack(r limit.Request) giveBack {
 		}
 		switch l := c.Limit.(type) {
 		case limit.TokenBucket:
-			g.keys = append(g.keys, c.Key)
-			g.args = append(g.args, "b", c.Hits, l.Capacity, l.Scale, l.Refill)
+			g.taken = append(g.taken, taken{c.Key, "b", c.Hits, l.Capacity, l.Scale, l.Refill})
 		case limit.Window:
-			g.keys = append(g.keys, c.Key)
-			g.args = append(g.args, windowKind(l), c.Hits, l.Length().Milliseconds(), 0, 0)
+			g.taken = append(g.taken, taken{c.Key, windowKind(l), c.Hits, l.Length().Milliseconds(), 0, 0})
 		case limit.Concurrency:
 		}
 	}
@@ -179,9 +190,15 @@ func newGiveBack(r limit.Request) giveBack {
 
 // undoCall undoes a decision, also one that Redis has not seen yet: that one will then
 // take nothing.
-func undoCall(release *script, g giveBack, now string) *call {
-	c := leaseCall(release, g.lease, now)
-	c.args = append(append(c.args, "1", "u", ""), g.args...)
-	c.keys = append(c.keys, g.keys...)
+func undoCall(release *script, g giveBack) *call {
+	c := leaseCall(release, g.lease)
+	c.args.string("1")
+	c.args.string("u")
+	c.args.string("")
+	for _, t := range g.taken {
+		c.keys = append(c.keys, t.key)
+		c.args.string(t.kind)
+		c.args.ints(t.hits, t.x, t.y, t.z)
+	}
 	return c
 }

@@ -40,7 +40,10 @@ func changed(reads, writes int, pack string) func(string) string {
 	prelude := `
 local real = cmsgpack
 ` + pack + `
-local cmsgpack = {pack = pack_all, unpack = function(packed)
+local cmsgpack = {pack = function(first, ...)
+  if type(first) ~= 'number' then return real.pack(first) end -- a reply
+  return pack_all(first, ...)
+end, unpack = function(packed)
   local format, moved, fields = real.unpack(packed)
   if format ~= 2 or moved ~= 'moved' then return real.unpack(packed) end
   return format, unpack(fields)

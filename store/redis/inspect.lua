@@ -2,13 +2,13 @@
 -- inspect.lua reads the states of some checks at one instant, and writes nothing:
 -- what they mean is worked out by limit/inspect.go.
 --
--- KEYS  1..n  the states of the checks
--- ARGV  1     now, ms since the epoch; "" in production: Redis TIME
---       2     how many leases of a concurrency limit are told, at most
+-- The call is as each in common.lua says, and of an inspection
+-- keys  1..n  the states of the checks
+-- args  2     how many leases of a concurrency limit are told, at most
 --       then, for each key, its kind: b (token bucket), w (window), s (sliding window),
 --       c (concurrency)
 --
--- Returns {now (ms), then for each key
+-- The reply is {now (ms), then for each key
 --   b: {level (units), capacity, scale, refill, time (ms)}, or {} without state
 --   w: {start (ms), count}, or {} without state
 --   s: {start (ms), count, the count of the window before}, or {} without state
@@ -26,19 +26,23 @@ end
 
 local FIELDS = {b = 5, w = 2, s = 3}
 
-local reply = {now}
-for i, key in ipairs(KEYS) do
-  local kind, state = ARGV[i + 2], {}
-  if kind == 'c' then
-    local live = string.format('(%.0f', now)
-    state[1] = redis.call('ZCOUNT', key, live, '+inf')
-    for j, part in ipairs(redis.call('ZRANGE', key, live, '+inf', 'BYSCORE', 'LIMIT', 0, ARGV[2], 'WITHSCORES')) do
-      state[j + 1] = j % 2 == 0 and tonumber(part) or part
+local function inspect(keys, args)
+  local reply = {now}
+  for i, key in ipairs(keys) do
+    local kind, state = args[i + 2], {}
+    if kind == 'c' then
+      local live = string.format('(%.0f', now)
+      state[1] = call('ZCOUNT', key, live, '+inf')
+      for j, part in ipairs(call('ZRANGE', key, live, '+inf', 'BYSCORE', 'LIMIT', 0, args[2], 'WITHSCORES')) do
+        state[j + 1] = j % 2 == 0 and tonumber(part) or part
+      end
+    else
+      local packed = call('GET', key)
+      if packed then state = unpack_fields(packed, FIELDS[kind]) end
     end
-  else
-    local packed = redis.call('GET', key)
-    if packed then state = unpack_fields(packed, FIELDS[kind]) end
+    reply[i + 1] = state
   end
-  reply[i + 1] = state
+  return reply
 end
-return reply
+
+return each(inspect)

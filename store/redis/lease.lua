@@ -10,5 +10,5 @@ end
 
 -- Has a set live for so many ms at least. To GT a set without an expiry lives for ever.
 local function extend(key, ms)
-  if redis.call('PEXPIRE', key, ms, 'GT') == 0 then redis.call('PEXPIRE', key, ms, 'NX') end
+  if call('PEXPIRE', key, ms, 'GT') == 0 then call('PEXPIRE', key, ms, 'NX') end
 end

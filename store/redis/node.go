@@ -23,8 +23,7 @@ type node struct {
 	client *goredis.Client
 	pipes  *pipes
 	log    *slog.Logger
-	now    func() string // the scripts' clock
-	idle   atomic.Bool   // nothing has named it since the last look at the topology
+	idle   atomic.Bool // nothing has named it since the last look at the topology
 
 	// giveBacks are leases that may have been granted to nobody. What does not fit
 	// ends by its expiry.
@@ -43,15 +42,15 @@ const (
 	giveBackEvery = time.Second // while Redis is away; so often, too, it is asked whether it evicts
 )
 
-func newNode(c *connector, host string, log *slog.Logger, now func() string, elsewhere func(limit.LeaseID) *node) *node {
+func newNode(c *connector, host string, sharded bool, log *slog.Logger, now func() string, elsewhere func(limit.LeaseID) *node) *node {
 	ctx, cancel := context.WithCancel(context.Background())
 	n := &node{
-		host: host, log: log, now: now, elsewhere: elsewhere, stop: cancel,
+		host: host, log: log, elsewhere: elsewhere, stop: cancel,
 		giveBacks: make(chan giveBack, maxGiveBacks),
 		connected: make(chan struct{}, 1),
 	}
 	n.client = c.client(host, n.connected)
-	n.pipes = newPipes(n.client, c.timeout, c.patience)
+	n.pipes = newPipes(n.client, c.timeout, c.patience, sharded, now)
 	n.closing = sync.OnceValue(n.closeNow)
 	n.tended.Go(func() { n.tend(ctx) })
 	return n
@@ -157,12 +156,12 @@ func (n *node) giveBackRest(answers bool) {
 func (n *node) giveBackAll(undone []giveBack) (failed []giveBack) {
 	batch := make([]*call, len(undone))
 	for i, g := range undone {
-		batch[i] = undoCall(current.release, g, n.now())
+		batch[i] = undoCall(current.release, g)
 		batch[i].ctx = context.Background()
 	}
 	n.pipes.send(slices.Clone(batch), minReplyTimeout)
 	for i, c := range batch {
-		if errors.Is(classify(c.cmd.Err()), store.ErrUnavailable) {
+		if errors.Is(classify(c.err), store.ErrUnavailable) {
 			failed = append(failed, undone[i])
 		}
 	}

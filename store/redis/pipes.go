@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"weir/limit"
 	"weir/store"
 )
 
@@ -21,6 +23,11 @@ const (
 	// round trip takes. A round trip costs Redis more than a script.
 	connections = 4
 	maxBatch    = 32
+	// maxKeys is how many keys the calls of one script call have, but for one alone that has
+	// more: Redis does nothing else meanwhile.
+	maxKeys = 512
+	// maxWaiting is how many calls may wait for a connection.
+	maxWaiting = 1 << 14
 	// minReplyTimeout is how long a connection waits for Redis, at least, before it
 	// is given up: longer than callers wait, so that a late answer is still seen.
 	minReplyTimeout = time.Second
@@ -34,10 +41,15 @@ type pipes struct {
 	health  health
 	timeout time.Duration // of a round trip
 	start   time.Time
-	heard   atomic.Int64 // when the server last answered something, since start
-	calls   chan *call
-	done    chan struct{}
+	heard   atomic.Int64   // when the server last answered something, since start
+	now     func() string  // the scripts' clock
+	sharded bool           // it is a node of a cluster
 	work    sync.WaitGroup // the workers
+
+	mu      sync.Mutex
+	waiting []*call   // no connection has been free for them yet
+	closed  bool      // no more are let in
+	some    sync.Cond // one waits, or closed
 }
 
 // script is a Lua script and its SHA-1, by which EVALSHA calls it.
@@ -47,20 +59,22 @@ func newScript(source string) *script {
 	return &script{source: []byte(source), sha: fmt.Appendf(nil, "%x", sha1.Sum([]byte(source)))}
 }
 
-// call is one script call.
+// call is what a script is asked to do once: an item of a script call, as each in
+// common.lua says.
 type call struct {
 	script *script
 	keys   []string
-	args   []any
+	args   packer          // as the script says
 	ctx    context.Context // of the caller, to pass over calls that nobody waits for
 	// silence, if not 0, is how long the caller waits for a server that answers nobody.
 	silence time.Duration
 	asking  bool // the server is told that it is asked although it does not own the slot yet
+	alone   bool // it shares no script call: others' keys may be elsewhere by now
 
-	cmd    *goredis.Cmd
-	source bool          // it is called by its source, not by its digest
-	sent   bool          // it may have been sent, and so may have run
-	ready  chan struct{} // closed when cmd has its answer
+	reply unpacker
+	err   error
+	sent  bool          // it may have been sent, and so may have run
+	ready chan struct{} // closed when there is a reply or an error
 
 	// settled is swapped once, by the caller that leaves or by the worker
 	// that answers, whoever is first.
@@ -68,27 +82,11 @@ type call struct {
 	// undo, if not nil, has what the call may have done taken back: it is called
 	// with the answer if the caller has left, or if it is not known whether the
 	// call ran. It must not wait.
-	undo func(reply any, err error)
+	undo func(reply unpacker, err error)
 }
 
-func newCall(script *script) *call {
-	return &call{script: script, ready: make(chan struct{})}
-}
-
-// again makes a call ready to be sent once more: it has not run.
-func (c *call) again() {
-	c.ready = make(chan struct{})
-	c.settled.Store(false)
-}
-
-// MarshalBinary returns what names the script. go-redis asks for it when it has a
-// connection and writes the call: before that nothing was sent, whatever failed.
-func (c *call) MarshalBinary() ([]byte, error) {
-	c.sent = true
-	if c.source {
-		return c.script.source, nil
-	}
-	return c.script.sha, nil
+func newCall(script *script, keys ...string) *call {
+	return &call{script: script, keys: keys, ready: make(chan struct{})}
 }
 
 // key returns the 1-based index of key in c.keys, where it is added if it is new.
@@ -109,8 +107,96 @@ func (c *call) key(key string, seen map[string]int) int {
 	return len(c.keys)
 }
 
-func newPipes(client *goredis.Client, timeout, patience time.Duration) *pipes {
-	p := &pipes{client: client, timeout: timeout, start: time.Now(), calls: make(chan *call), done: make(chan struct{})}
+// again makes a call ready to be sent once more: it has not run.
+func (c *call) again() {
+	c.ready = make(chan struct{})
+	c.settled.Store(false)
+}
+
+// shared are calls that go as one script call.
+type shared struct {
+	calls  []*call
+	keys   int
+	source bool // the script is called by its source, not by its digest
+	cmd    *goredis.Cmd
+}
+
+// MarshalBinary returns what names the script. go-redis asks for it when it has a
+// connection and writes the call: before that nothing was sent, whatever failed.
+func (s *shared) MarshalBinary() ([]byte, error) {
+	for _, c := range s.calls {
+		c.sent = true
+	}
+	if s.source {
+		return s.calls[0].script.source, nil
+	}
+	return s.calls[0].script.sha, nil
+}
+
+// takes reports whether c may join. Of a cluster all keys of a script call are in one slot.
+func (s *shared) takes(c *call, sharded bool) bool {
+	first := s.calls[0]
+	return c.script == first.script && !c.alone && !first.alone && !c.asking && !first.asking && s.keys+len(c.keys) <= maxKeys &&
+		(!sharded || limit.KeySlot(c.keys[0]) == limit.KeySlot(first.keys[0]))
+}
+
+func (s *shared) add(c *call) {
+	s.calls = append(s.calls, c)
+	s.keys += len(c.keys)
+}
+
+// command makes the command of the call, at the scripts' time now.
+func (s *shared) command(ctx context.Context, now string) *goredis.Cmd {
+	name := "evalsha"
+	if s.source {
+		name = "eval"
+	}
+	args := make([]any, 0, 4+s.keys+len(s.calls))
+	args = append(args, name, s, s.keys)
+	for _, c := range s.calls {
+		for _, k := range c.keys {
+			args = append(args, k)
+		}
+	}
+	args = append(args, now)
+	for _, c := range s.calls {
+		args = append(args, c.args.array(len(c.keys)))
+	}
+	s.cmd = goredis.NewCmd(ctx, args...)
+	return s.cmd
+}
+
+// answer gives each call its part of the reply.
+func (s *shared) answer() {
+	reply, err := s.cmd.Result()
+	items, _ := reply.([]any)
+	if err == nil && len(items) != len(s.calls) {
+		err = fmt.Errorf("a script replied to %d of %d calls", len(items), len(s.calls))
+	}
+	for i, c := range s.calls {
+		c.reply, c.err = unpacker{}, err
+		if err != nil {
+			continue
+		}
+		text, _ := items[i].(string)
+		if c.reply.rest = text; c.reply.isText() {
+			c.err = scriptError(c.reply.text())
+		}
+	}
+}
+
+// scriptError is what a script says was wrong with one call of several.
+type scriptError string
+
+// Error is Redis's text.
+func (e scriptError) Error() string { return string(e) }
+
+// RedisError makes it one of [goredis.Error].
+func (scriptError) RedisError() {}
+
+func newPipes(client *goredis.Client, timeout, patience time.Duration, sharded bool, now func() string) *pipes {
+	p := &pipes{client: client, timeout: timeout, sharded: sharded, now: now, start: time.Now()}
+	p.some.L = &p.mu
 	p.health.patience = patience
 	for range connections {
 		p.work.Go(p.worker)
@@ -124,29 +210,18 @@ var errClosed = errors.New("closed")
 // do sends c and waits for its answer, until ctx ends or the server has been silent for
 // too long. An error that is not [store.ErrUnavailable] is the server's, or says that c
 // was not sent.
-func (p *pipes) do(ctx context.Context, c *call) (any, error) {
+func (p *pipes) do(ctx context.Context, c *call) (unpacker, error) {
 	c.ctx = ctx
+	if err := p.queue(c); err != nil {
+		return unpacker{}, err
+	}
 	quiet := p.listen(c.silence)
 	defer quiet.stop()
-	for sent := false; !sent; {
-		select {
-		case p.calls <- c:
-			sent = true
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%w: no connection was free: %w", store.ErrUnavailable, ctx.Err())
-		case <-p.done:
-			return nil, unsentError{errClosed}
-		case <-quiet.check:
-			if quiet.tooLong() {
-				return nil, fmt.Errorf("%w: no connection was free: %w", store.ErrUnavailable, errSilent)
-			}
-		}
-	}
 	for {
 		var why error
 		select {
 		case <-c.ready:
-			return c.cmd.Result()
+			return c.reply, c.err
 		case <-ctx.Done():
 			why = ctx.Err()
 		case <-quiet.check:
@@ -156,11 +231,46 @@ func (p *pipes) do(ctx context.Context, c *call) (any, error) {
 			why = errSilent
 		}
 		if c.settled.CompareAndSwap(false, true) {
-			return nil, fmt.Errorf("%w: no answer yet: %w", store.ErrUnavailable, why)
+			return unpacker{}, fmt.Errorf("%w: no answer yet: %w", store.ErrUnavailable, why)
 		}
 		<-c.ready // the answer came at the same moment
-		return c.cmd.Result()
+		return c.reply, c.err
 	}
+}
+
+// queue has a worker send c, if there is room.
+func (p *pipes) queue(c *call) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return unsentError{errClosed}
+	}
+	if len(p.waiting) >= maxWaiting { // most may have been left meanwhile
+		p.waiting = slices.DeleteFunc(p.waiting, func(c *call) bool { return c.settled.Load() || c.ctx.Err() != nil })
+	}
+	if len(p.waiting) >= maxWaiting {
+		return fmt.Errorf("%w: %d calls wait already", store.ErrUnavailable, maxWaiting)
+	}
+	p.waiting = append(p.waiting, c)
+	p.some.Signal()
+	return nil
+}
+
+// take returns calls that wait, in the place of others, as many as one round trip takes. It
+// waits for one, and returns none when the pipes are closed.
+func (p *pipes) take(batch []*call) []*call {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.waiting) == 0 && !p.closed {
+		p.some.Wait()
+	}
+	if p.closed {
+		return nil
+	}
+	n := min(len(p.waiting), maxBatch)
+	batch = append(batch[:0], p.waiting[:n]...)
+	p.waiting = slices.Delete(p.waiting, 0, n)
+	return batch
 }
 
 // errSilent says that the server has answered nobody for as long as a call waits.
@@ -205,20 +315,8 @@ func (l listener) stop() {
 func (p *pipes) worker() {
 	batch := make([]*call, 0, maxBatch)
 	for {
-		select {
-		case c := <-p.calls:
-			batch = append(batch[:0], c)
-		case <-p.done:
+		if batch = p.take(batch); len(batch) == 0 {
 			return
-		}
-	gather:
-		for len(batch) < maxBatch {
-			select {
-			case c := <-p.calls:
-				batch = append(batch, c)
-			default:
-				break gather
-			}
 		}
 		p.send(batch, p.timeout)
 	}
@@ -232,7 +330,7 @@ func (p *pipes) send(batch []*call, within time.Duration) {
 	p.round(ctx, batch, false)
 	unknown := batch[:0:0]
 	for _, c := range batch {
-		if goredis.HasErrorPrefix(c.cmd.Err(), "NOSCRIPT") {
+		if c.err != nil && goredis.HasErrorPrefix(c.err, "NOSCRIPT") {
 			unknown = append(unknown, c)
 		}
 	}
@@ -241,7 +339,7 @@ func (p *pipes) send(batch []*call, within time.Duration) {
 	}
 	for i, c := range batch {
 		batch[i] = nil
-		reply, err := c.cmd.Result()
+		reply, err := c.reply, c.err
 		undo, unknown := c.undo, c.mayHaveRun(err)
 		left := !c.settled.CompareAndSwap(false, true)
 		close(c.ready) // from here on it is the caller's, who may send it again
@@ -263,58 +361,55 @@ func (c *call) mayHaveRun(err error) bool {
 
 // round sends calls, by their source or by its digest, and reads the answers.
 func (p *pipes) round(ctx context.Context, calls []*call, source bool) {
-	pipe := p.client.Pipeline()
-	first := true
+	var all []*shared
 	for _, c := range calls {
-		c.sent, c.source = false, source
+		c.sent = false
 		if err := c.ctx.Err(); (err != nil || c.settled.Load()) && !source { // nobody waits: it is never sent
-			c.fail(ctx, cmp.Or(err, errSilent))
+			c.fail(cmp.Or(err, errSilent))
 			continue
 		}
-		if first {
-			first = false
+		if len(all) == 0 {
 			if err := p.reachable(); err != nil {
 				for _, c := range calls {
 					c.sent = false
-					c.fail(ctx, err)
+					c.fail(err)
 				}
 				return
 			}
 		}
-		command := "evalsha"
-		if source {
-			command = "eval"
+		i := slices.IndexFunc(all, func(s *shared) bool { return s.takes(c, p.sharded) })
+		if i < 0 {
+			i, all = len(all), append(all, &shared{source: source})
 		}
-		args := make([]any, 0, 3+len(c.keys)+len(c.args))
-		args = append(args, command, c, len(c.keys))
-		for _, k := range c.keys {
-			args = append(args, k)
-		}
-		c.cmd = goredis.NewCmd(ctx, append(args, c.args...)...)
-		if c.asking {
+		all[i].add(c)
+	}
+	if len(all) == 0 {
+		return
+	}
+	now := p.now()
+	pipe := p.client.Pipeline()
+	for _, s := range all {
+		if s.calls[0].asking {
 			_ = pipe.Process(ctx, goredis.NewCmd(ctx, "asking")) // it only queues, as the next does
 		}
-		_ = pipe.Process(ctx, c.cmd)
-	}
-	if first {
-		return
+		_ = pipe.Process(ctx, s.command(ctx, now))
 	}
 	// Every command has its own error, also when the connection is lost; but not if
 	// the server has not let us in: then go-redis leaves them without any.
 	_, failed := pipe.Exec(ctx)
 	served, refused, sent := false, false, false
-	for _, c := range calls {
-		err := c.cmd.Err()
-		switch {
-		case c.sent && err == nil:
-			sent, served = true, true
-		case c.sent:
+	for _, s := range all {
+		if !s.calls[0].sent {
+			for _, c := range s.calls {
+				c.fail(cmp.Or(s.cmd.Err(), failed))
+			}
+			continue
+		}
+		s.answer()
+		for _, c := range s.calls {
 			sent = true
-			refused = refused || notServing(err)
-			served = served || !c.mayHaveRun(err) && !notServing(err)
-		case unsent(err): // nobody waited
-		default:
-			c.fail(ctx, cmp.Or(err, failed))
+			refused = refused || notServing(c.err)
+			served = served || !c.mayHaveRun(c.err) && !notServing(c.err)
 		}
 	}
 	if served || refused {
@@ -333,10 +428,7 @@ func (p *pipes) round(ctx context.Context, calls []*call, source bool) {
 }
 
 // fail answers a call that was not sent.
-func (c *call) fail(ctx context.Context, err error) {
-	c.cmd = goredis.NewCmd(ctx)
-	c.cmd.SetErr(unsentError{err})
-}
+func (c *call) fail(err error) { c.reply, c.err = unpacker{}, unsentError{err} }
 
 // reachable returns nil if a batch may be sent: there is a connection, or it is time
 // to dial.
@@ -350,7 +442,17 @@ func (p *pipes) reachable() error {
 // close lets no call in any more, and waits for those under way, at most for the
 // given time; it reports whether all have ended. It is called once.
 func (p *pipes) close(within time.Duration) (ended bool) {
-	close(p.done)
+	p.mu.Lock()
+	p.closed = true
+	for _, c := range p.waiting {
+		if c.settled.CompareAndSwap(false, true) {
+			c.fail(errClosed)
+			close(c.ready)
+		}
+	}
+	p.waiting = nil
+	p.some.Broadcast()
+	p.mu.Unlock()
 	all := make(chan struct{})
 	go func() {
 		p.work.Wait()

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -91,7 +90,7 @@ func (s *Store) Release(ctx context.Context, e limit.Ending) (limit.Release, err
 
 // Undo implements [store.Store].
 func (s *Store) Undo(ctx context.Context, r limit.Request) (limit.Release, error) {
-	return s.release(ctx, undoCall(s.scripts.release, newGiveBack(r), s.clock()))
+	return s.release(ctx, undoCall(s.scripts.release, newGiveBack(r)))
 }
 
 func (s *Store) release(ctx context.Context, c *call) (limit.Release, error) {
@@ -99,20 +98,16 @@ func (s *Store) release(ctx context.Context, c *call) (limit.Release, error) {
 	if err != nil {
 		return limit.Release{}, fmt.Errorf("redis: release: %w", err)
 	}
-	items, _ := reply.([]any)
-	if len(items) == 0 {
-		return limit.Release{}, fmt.Errorf("redis: release: the reply is a %T, and not an array with a result", reply)
+	n := reply.array()
+	r := limit.Release{Result: limit.ReleaseResult(reply.int())}
+	if n > 1 {
+		r.HeldFor = limit.Millis(reply.int())
 	}
-	result, _ := items[0].(int64)
-	r := limit.Release{Result: limit.ReleaseResult(result)}
-	if len(items) > 1 {
-		held, _ := items[1].(int64)
-		r.HeldFor = limit.Millis(held)
-		for pair := range slices.Chunk(items[2:], 2) {
-			key, _ := pair[0].(string)
-			name, _ := pair[len(pair)-1].(string)
-			r.Freed = append(r.Freed, limit.Freed{Key: key, Limit: name})
-		}
+	for i := 2; i < n && reply.err == nil; i += 2 {
+		r.Freed = append(r.Freed, limit.Freed{Key: reply.text(), Limit: reply.text()})
+	}
+	if err := reply.end(); err != nil {
+		return limit.Release{}, fmt.Errorf("redis: release: unexpected reply: %w", err)
 	}
 	return r, nil
 }
@@ -123,38 +118,43 @@ func (s *Store) releaseCall(e limit.Ending) *call {
 		early = "e"
 	}
 	if e.Lease != "" {
-		c := leaseCall(s.scripts.release, e.Lease, s.clock())
-		c.args = append(c.args, "", early)
+		c := leaseCall(s.scripts.release, e.Lease)
+		c.args.string("")
+		c.args.string(early)
 		return c
 	}
 	tombstone := ""
 	if e.Tombstone {
 		tombstone = "1"
 	}
-	c := newCall(s.scripts.release)
-	c.keys = []string{limit.StreamKey(e.Domain, e.Stream), limit.LeasesKey(e.Domain)}
-	c.args = []any{s.clock(), "", tombstone, early, limit.LeasePrefix(e.Domain)}
+	c := newCall(s.scripts.release, limit.StreamKey(e.Domain, e.Stream), limit.LeasesKey(e.Domain))
+	for _, arg := range []string{"", tombstone, early, limit.LeasePrefix(e.Domain)} {
+		c.args.string(arg)
+	}
 	return c
 }
 
 // Renew implements [store.Store].
 func (s *Store) Renew(ctx context.Context, e limit.Extension) (limit.Renewal, error) {
-	c := leaseCall(s.scripts.renew, e.Lease, s.clock())
+	c := leaseCall(s.scripts.renew, e.Lease)
 	if e.OfStream {
-		c.args = append(c.args, "1")
+		c.args.string("1")
 	}
 	reply, err := s.do(ctx, c)
 	if err != nil {
 		return limit.Renewal{}, fmt.Errorf("redis: renew: %w", err)
 	}
-	life, _ := reply.(int64)
+	_, life := reply.array(), reply.int()
+	if err := reply.end(); err != nil {
+		return limit.Renewal{}, fmt.Errorf("redis: renew: unexpected reply: %w", err)
+	}
 	return limit.Renewal{Renewed: life > 0, TTL: limit.Millis(life)}, nil
 }
 
-func leaseCall(script *script, id limit.LeaseID, now string) *call {
-	c := newCall(script)
-	c.keys = []string{limit.LeaseKey(id), limit.LeasesKey(id.Domain())}
-	c.args = []any{now, id.Token()}
+// leaseCall returns a call about a lease, with its token for the script.
+func leaseCall(script *script, id limit.LeaseID) *call {
+	c := newCall(script, limit.LeaseKey(id), limit.LeasesKey(id.Domain()))
+	c.args.string(id.Token())
 	return c
 }
 
@@ -237,18 +237,4 @@ func classify(err error) error {
 		return errors.New(text)
 	}
 	return fmt.Errorf("%w: %w", store.ErrUnavailable, err)
-}
-
-func integers(reply any) ([]int64, error) {
-	items, ok := reply.([]any)
-	if !ok {
-		return nil, errors.New("not an array")
-	}
-	n := make([]int64, len(items))
-	for i, item := range items {
-		if n[i], ok = item.(int64); !ok {
-			return nil, errors.New("not integers")
-		}
-	}
-	return n, nil
 }

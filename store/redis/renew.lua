@@ -2,47 +2,51 @@
 -- renew.lua extends a live lease by its whole life from now on. It never revives
 -- one that ended, expired or was lost.
 --
--- KEYS  1  the lease's record
+-- The call is as each in common.lua says, and of a renewal
+-- keys  1  the lease's record
 --       2  the domain's index of leases
 --       The sets of slots are taken from the record: they are in the same slot.
--- ARGV  1  now, ms since the epoch; "" in production: Redis TIME
---       2  the lease's token
+-- args  2  the lease's token
 --       3  "1" for a stream's sign of life: it extends no lease that lingers
 --
--- Returns the life of the lease from now on (ms), or 0: lost.
+-- The reply is {the life of the lease from now on (ms), or 0: lost}.
 
-local token = ARGV[2]
-local record, first, last = record_at(KEYS[1])
-if not record then return 0 end
-local life, expiry, state = record[2], record[EXPIRY], record[STATE]
-if expiry <= now or state == ENDED or state == LINGERING and ARGV[3] == '1' then return 0 end
+local function renew(keys, args)
+  local token = args[2]
+  local record, first, last = record_at(keys[1])
+  if not record then return {0} end
+  local life, expiry, state = record[2], record[EXPIRY], record[STATE]
+  if expiry <= now or state == ENDED or state == LINGERING and args[3] == '1' then return {0} end
 
--- Somebody else may have got a slot that is not there any more, or has expired: one
--- that lingers may do so before the lease.
-for i = SLOTS + 1, first - 1, 3 do
-  if tonumber(redis.call('ZSCORE', record[i], token) or 0) <= now then return 0 end
-end
-local known = {} -- by what the lease is known, and what else that says
-for i = STREAM, OPERATION do
-  if record[i] ~= '' then
-    local kind, _, holder, body, attempt, told = known_at(record[i])
-    if kind == HOLDING and holder == token then known[record[i]] = {token, body, attempt, told} end
+  -- Somebody else may have got a slot that is not there any more, or has expired: one
+  -- that lingers may do so before the lease.
+  for i = SLOTS + 1, first - 1, 3 do
+    if tonumber(call('ZSCORE', record[i], token) or 0) <= now then return {0} end
   end
+  local known = {} -- by what the lease is known, and what else that says
+  for i = STREAM, OPERATION do
+    if record[i] ~= '' then
+      local kind, _, holder, body, attempt, told = known_at(record[i])
+      if kind == HOLDING and holder == token then known[record[i]] = {token, body, attempt, told} end
+    end
+  end
+
+  -- Never shorter: time may have been set back since.
+  record[1] = WRITES
+  record[EXPIRY] = max(expiry, now + life)
+  record[UNTIL] = record[EXPIRY] + outlives(record, first, last)
+  life = record[EXPIRY] - now
+  for i = SLOTS + 1, first - 1, 3 do
+    call('ZADD', record[i], record[EXPIRY], token)
+    extend(record[i], life + SLACK)
+  end
+  if record[SLOTS] > 0 or first <= last then
+    call('ZADD', keys[2], record[EXPIRY], token)
+    extend(keys[2], life + INDEX_SLACK)
+  end
+  for key, rest in pairs(known) do know(key, HOLDING, record[UNTIL], unpack(rest)) end
+  write_record(keys[1], record)
+  return {life}
 end
 
--- Never shorter: time may have been set back since.
-record[1] = WRITES
-record[EXPIRY] = max(expiry, now + life)
-record[UNTIL] = record[EXPIRY] + outlives(record, first, last)
-life = record[EXPIRY] - now
-for i = SLOTS + 1, first - 1, 3 do
-  redis.call('ZADD', record[i], record[EXPIRY], token)
-  extend(record[i], life + SLACK)
-end
-if record[SLOTS] > 0 or first <= last then
-  redis.call('ZADD', KEYS[2], record[EXPIRY], token)
-  extend(KEYS[2], life + INDEX_SLACK)
-end
-for key, rest in pairs(known) do know(key, HOLDING, record[UNTIL], unpack(rest)) end
-write_record(KEYS[1], record)
-return life
+return each(renew)

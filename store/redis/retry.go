@@ -13,7 +13,7 @@ import (
 // do sends c to the node of its keys and waits for the answer, or until ctx ends. A
 // call that is known not to have run is tried again, as docs/decisions/0006-retries.md
 // says; one that may have run never is.
-func (s *Store) do(ctx context.Context, c *call) (any, error) {
+func (s *Store) do(ctx context.Context, c *call) (unpacker, error) {
 	key := ""
 	if len(c.keys) > 0 {
 		key = c.keys[0]
@@ -21,7 +21,7 @@ func (s *Store) do(ctx context.Context, c *call) (any, error) {
 	n := s.routes.node(key)
 	var since time.Time // when c was first not served
 	for try := 0; ; try++ {
-		var reply any
+		var reply unpacker
 		var err error
 		if n == nil {
 			err = s.routes.missing()
@@ -37,11 +37,12 @@ func (s *Store) do(ctx context.Context, c *call) (any, error) {
 			next.retry = next.retry && time.Since(since) <= s.routes.connector.patience
 		}
 		if !next.retry || (!next.atOnce || try > 1) && !pause(ctx, pauseBefore(try)) {
-			return nil, classify(err)
+			return unpacker{}, classify(err)
 		}
 		if n = next.node; n == nil {
 			n = s.routes.node(key)
 		}
+		c.alone = c.alone || hasPrefix(err, "TRYAGAIN") // that of others it may have been about
 		c.again()
 		c.asking = next.asking
 	}

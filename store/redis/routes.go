@@ -140,7 +140,7 @@ func (r *routes) at(host string) *node {
 	}
 	n := r.nodes[host]
 	if n == nil {
-		n = newNode(r.connector, host, r.log, r.now, func(id limit.LeaseID) *node { return r.node(limit.LeaseKey(id)) })
+		n = newNode(r.connector, host, r.sharded(), r.log, r.now, func(id limit.LeaseID) *node { return r.node(limit.LeaseKey(id)) })
 		r.nodes[host] = n
 	}
 	n.idle.Store(false)

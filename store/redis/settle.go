@@ -17,13 +17,15 @@ func (s *Store) Settle(ctx context.Context, u limit.Usage) ([]limit.Settlement, 
 	if err != nil {
 		return nil, fmt.Errorf("redis: settle: %w", err)
 	}
-	n, err := integers(reply)
-	if err != nil || len(n) != 2*(len(u.Checks)+len(u.Limits)) {
-		return nil, fmt.Errorf("redis: settle: unexpected reply %v", reply)
+	if n := reply.array(); n != 2*(len(u.Checks)+len(u.Limits)) {
+		return nil, fmt.Errorf("redis: settle: a reply of %d items, want %d", n, 2*(len(u.Checks)+len(u.Limits)))
 	}
-	settled := make([]limit.Settlement, len(n)/2)
+	settled := make([]limit.Settlement, len(u.Checks)+len(u.Limits))
 	for i := range settled {
-		settled[i] = limit.Settlement{Result: limit.SettlementResult(n[2*i]), Difference: n[2*i+1]}
+		settled[i] = limit.Settlement{Result: limit.SettlementResult(reply.int()), Difference: reply.int()}
+	}
+	if err := reply.end(); err != nil {
+		return nil, fmt.Errorf("redis: settle: unexpected reply: %w", err)
 	}
 	return settled, nil
 }
@@ -40,7 +42,9 @@ func (s *Store) settleCall(u limit.Usage) *call {
 	if u.Reserved {
 		reserved = "1"
 	}
-	c.args = []any{s.clock(), token, streamed, reserved, limit.LeasePrefix(u.Domain)}
+	for _, arg := range []string{token, streamed, reserved, limit.LeasePrefix(u.Domain)} {
+		c.args.string(arg)
+	}
 	seen := make(map[string]int, len(u.Checks))
 	for _, check := range u.Checks {
 		key := c.key(check.Key, seen)
@@ -50,14 +54,20 @@ func (s *Store) settleCall(u limit.Usage) *call {
 		}
 		switch l := check.Limit.(type) {
 		case limit.TokenBucket:
-			c.args = append(c.args, "b", key, check.Hits, l.Capacity, l.Scale, l.Refill, reserves)
+			c.args.string("b")
+			c.args.ints(int64(key), check.Hits, l.Capacity, l.Scale, l.Refill)
 		case limit.Window:
-			c.args = append(c.args, windowKind(l), key, check.Hits, l.Length().Milliseconds(), 0, 0, reserves)
+			c.args.string(windowKind(l))
+			c.args.ints(int64(key), check.Hits, l.Length().Milliseconds(), 0, 0)
 		case limit.Concurrency: // CheckUsage refuses it
 		}
+		c.args.string(reserves)
 	}
 	for _, used := range u.Limits {
-		c.args = append(c.args, "n", used.Limit, used.Hits, 0, 0, 0, "")
+		c.args.string("n")
+		c.args.string(used.Limit)
+		c.args.ints(used.Hits, 0, 0, 0)
+		c.args.string("")
 	}
 	if u.Lease != "" {
 		c.keys = append(c.keys, limit.LeaseKey(u.Lease))

@@ -3,114 +3,118 @@
 -- charges the rest, once for each of a stream's limits, whether or not that much is left.
 -- The arithmetic is limit/state.go and window.go, line for line.
 --
--- KEYS  1..n  the states of the checks, each once
+-- The call is as each in common.lua says, and of a usage
+-- keys  1..n  the states of the checks, each once
 --       then  the lease's record; only with its token
 --       then  what is known of the stream, and those that its usage was charged to and how
 --             long (ms) that is remembered; only with a stream
 --       The states of what is settled are taken from the record: they are in the same slot.
--- ARGV  1     now, ms since the epoch; "" in production: Redis TIME
---       2     the lease's token; "" to find it by its stream
+-- args  2     the lease's token; "" to find it by its stream
 --       3     "1" with a stream, else ""
 --       4     "1" to charge nothing that was not reserved
 --       5     what the names of the domain's records begin with
---       then 7 an item:
+--       then 7 a limit:
 --         kind  b (token bucket), w (window), s (sliding window), or n (by the limit's name)
---         key   index into KEYS; or the name, "" for all
+--         key   index into keys; or the name, "" for all
 --         hits  -2^53 < hits < 2^53; negative refunds
 --         b:    capacity (tokens), scale (units a token), refill (units a ms)
---         w, s: length (ms), "0", "0"
+--         w, s: length (ms), 0, 0
 --         then  "1" if the limit reserves, else ""
 --
--- Returns for each item: 1 settled, 2 charged, 3 settled or charged before, 4 late or 5 not
--- reserved; and the hits that were charged now.
+-- The reply is for each limit: 1 settled, 2 charged, 3 settled or charged before, 4 late or 5
+-- not reserved; and the hits that were charged now.
 
 local SETTLED, CHARGED, BEFORE, LATE, NOT_RESERVED = 1, 2, 3, 4, 5
 local USAGE_LIFE = 600000
 
--- Read and evaluate.
-local token, streamed = ARGV[2], ARGV[3] == '1'
-local mark = nil
-local record, first, last, record_key = nil, 0, -1, nil
-local known = token ~= '' -- that there was a lease, whether or not it is found
-if streamed then mark = KEYS[#KEYS] end
-if token == '' and streamed then
-  local kind, _, holder = known_at(KEYS[#KEYS - 1])
-  token, known = holder, kind ~= nil and kind ~= TOMBSTONE
-end
-if token ~= '' then
-  record_key = ARGV[5] .. token
-  record, first, last = record_at(record_key)
-end
-
-local debits, marks = {}, {}
-local settled, seen = false, {}
-
--- Settles one reservation, and says how.
-local function settle(i, hits)
-  if record[i + 3] == 1 then return BEFORE, 0 end
-  if record[STATE] == HOLDING and record[EXPIRY] <= now then return LATE, 0 end
-  local key, x, y, z = record[i], record[i + 4], record[i + 5], record[i + 6]
-  local more = hits - record[i + 2]
-  local packed = redis.call('GET', key)
-  if z > 0 then
-    -- Under the limit that its state was written by: a change is the next decision's. One
-    -- that is full is as one without state.
-    if packed then
-      local _, capacity, scale, refill = unpack_state(packed)
-      if bucket_at(packed, capacity, scale, refill).level < capacity * scale then x, y, z = capacity, scale, refill
-      else packed = nil end
-    end
-    if more > 0 or more < 0 and packed then debits[#debits + 1] = debit_bucket(key, bucket_at(packed, x, y, z), x, y, z, more) end
-  else
-    -- Redis has lost the count, or its slot is moving: there is nothing to give back from.
-    if not packed and record[i + 2] > 0 then return LATE, 0 end
-    local debit = settle_window(key, window_at(packed, x, z < 0), x, y, more)
-    if not debit then return LATE, 0 end
-    if more ~= 0 then debits[#debits + 1] = debit end
+local function settle(keys, args)
+  -- Read and evaluate.
+  local token, streamed = args[2], args[3] == '1'
+  local mark = nil
+  local record, first, last, record_key = nil, 0, -1, nil
+  local known = token ~= '' -- that there was a lease, whether or not it is found
+  if streamed then mark = keys[#keys] end
+  if token == '' and streamed then
+    local kind, _, holder = known_at(keys[#keys - 1])
+    token, known = holder, kind ~= nil and kind ~= TOMBSTONE
   end
-  record[i + 3], settled = 1, true
-  return SETTLED, more
-end
-
-local reply = {}
-for a = 6, #ARGV, 7 do
-  local name, hits = ARGV[a + 1], tonumber(ARGV[a + 2])
-  local key = ARGV[a] ~= 'n' and KEYS[tonumber(name)]
-  local result, more = NOT_RESERVED, 0
-  for i = first, last, 7 do
-    if key and record[i] == key or not key and (name == '' or record[i + 1] == name) then
-      local one, extra = settle(i, hits)
-      result, more = min(result, one), more + extra
-    end
+  if token ~= '' then
+    record_key = args[5] .. token
+    record, first, last = record_at(record_key)
   end
-  local charges = result == NOT_RESERVED and key and streamed and ARGV[4] ~= '1'
-  if charges and ARGV[a + 6] == '1' and known and not record then charges = false end
-  if charges then
-    if seen[key] or tonumber(redis.call('ZSCORE', mark, key) or 0) > now then
-      result = BEFORE
+
+  local debits, marks = {}, {}
+  local settled, seen = false, {}
+
+  -- Settles one reservation, and says how.
+  local function settle(i, hits)
+    if record[i + 3] == 1 then return BEFORE, 0 end
+    if record[STATE] == HOLDING and record[EXPIRY] <= now then return LATE, 0 end
+    local key, x, y, z = record[i], record[i + 4], record[i + 5], record[i + 6]
+    local more = hits - record[i + 2]
+    local packed = call('GET', key)
+    if z > 0 then
+      -- Under the limit that its state was written by: a change is the next decision's. One
+      -- that is full is as one without state.
+      if packed then
+        local _, capacity, scale, refill = unpack_state(packed)
+        if bucket_at(packed, capacity, scale, refill).level < capacity * scale then x, y, z = capacity, scale, refill
+        else packed = nil end
+      end
+      if more > 0 or more < 0 and packed then debits[#debits + 1] = debit_bucket(key, bucket_at(packed, x, y, z), x, y, z, more) end
     else
-      seen[key], result, more = true, CHARGED, hits
-      marks[#marks + 1] = key
-      local packed = redis.call('GET', key)
-      local x, y, z = tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4]), tonumber(ARGV[a + 5])
-      if ARGV[a] == 'b' then
-        debits[#debits + 1] = debit_bucket(key, bucket_at(packed, x, y, z), x, y, z, hits)
-      else
-        debits[#debits + 1] = debit_window(key, window_at(packed, x, ARGV[a] == 's'), x, hits)
+      -- Redis has lost the count, or its slot is moving: there is nothing to give back from.
+      if not packed and record[i + 2] > 0 then return LATE, 0 end
+      local debit = settle_window(key, window_at(packed, x, z < 0), x, y, more)
+      if not debit then return LATE, 0 end
+      if more ~= 0 then debits[#debits + 1] = debit end
+    end
+    record[i + 3], settled = 1, true
+    return SETTLED, more
+  end
+
+  local reply = {}
+  for a = 6, #args, 7 do
+    local name, hits = args[a + 1], args[a + 2]
+    local key = args[a] ~= 'n' and keys[name]
+    local result, more = NOT_RESERVED, 0
+    for i = first, last, 7 do
+      if key and record[i] == key or not key and (name == '' or record[i + 1] == name) then
+        local one, extra = settle(i, hits)
+        result, more = min(result, one), more + extra
       end
     end
+    local charges = result == NOT_RESERVED and key and streamed and args[4] ~= '1'
+    if charges and args[a + 6] == '1' and known and not record then charges = false end
+    if charges then
+      if seen[key] or tonumber(call('ZSCORE', mark, key) or 0) > now then
+        result = BEFORE
+      else
+        seen[key], result, more = true, CHARGED, hits
+        marks[#marks + 1] = key
+        local packed = call('GET', key)
+        local x, y, z = args[a + 3], args[a + 4], args[a + 5]
+        if args[a] == 'b' then
+          debits[#debits + 1] = debit_bucket(key, bucket_at(packed, x, y, z), x, y, z, hits)
+        else
+          debits[#debits + 1] = debit_window(key, window_at(packed, x, args[a] == 's'), x, hits)
+        end
+      end
+    end
+    local r = #reply
+    reply[r + 1], reply[r + 2] = result, max(-MAX_EXACT, min(MAX_EXACT, more))
   end
-  local r = #reply
-  reply[r + 1], reply[r + 2] = result, max(-MAX_EXACT, min(MAX_EXACT, more))
+
+  -- Write.
+  debited(debits)
+  for _, key in ipairs(marks) do call('ZADD', mark, now + USAGE_LIFE, key) end
+  if #marks > 0 then call('PEXPIRE', mark, USAGE_LIFE) end
+  if settled then
+    record[1] = WRITES
+    if outlives(record, first, last) == RECORD_SLACK then record[UNTIL] = max(now, record[EXPIRY]) + RECORD_SLACK end
+    write_record(record_key, record)
+  end
+  return reply
 end
 
--- Write.
-debited(debits)
-for _, key in ipairs(marks) do redis.call('ZADD', mark, now + USAGE_LIFE, key) end
-if #marks > 0 then redis.call('PEXPIRE', mark, USAGE_LIFE) end
-if settled then
-  record[1] = WRITES
-  if outlives(record, first, last) == RECORD_SLACK then record[UNTIL] = max(now, record[EXPIRY]) + RECORD_SLACK end
-  write_record(record_key, record)
-end
-return reply
+return each(settle)

@@ -44,7 +44,7 @@ func TestAReservationOfThisProcess(t *testing.T) {
 	}
 	// By the stream, and with a limit that reserved nothing: that is for the store.
 	all, rest, err = s.Settle(limit.Usage{Domain: "d", Stream: "s", Checks: []limit.Check{plain, tokens}})
-	if err != nil || all[1].Result != limit.SettledBefore || len(rest.Checks) != 1 || rest.Checks[0].Name != plain.Name || rest.Stream != "s" {
+	if err != nil || all[1].Result != limit.AlreadySettled || len(rest.Checks) != 1 || rest.Checks[0].Name != plain.Name || rest.Stream != "s" {
 		t.Errorf("Settle by the stream = %v, %+v, %v, want that tokens was settled before, and plain is for the store", all, rest, err)
 	}
 }
@@ -79,7 +79,7 @@ func TestASettlementIsFollowed(t *testing.T) {
 		t.Errorf("%d are left, want 65", got)
 	}
 	s.FollowUsage(rest, []limit.Settlement{{Result: limit.Charged, Difference: 25}})
-	s.FollowUsage(rest, []limit.Settlement{{Result: limit.SettledBefore}})
+	s.FollowUsage(rest, []limit.Settlement{{Result: limit.AlreadySettled}})
 	if got := left(); got != 40 {
 		t.Errorf("%d are left, want 40", got)
 	}

@@ -94,7 +94,7 @@ func (m *Model) Settle(_ context.Context, u limit.Usage) ([]limit.Settlement, er
 		if one.Result == limit.NotReserved && u.Stream != "" && !u.Reserved && !lost {
 			mark := u.Domain + "|" + u.Stream + "|" + c.Key
 			if at, done := m.used[mark]; done && now < at+600_000 {
-				one = limit.Settlement{Result: limit.SettledBefore}
+				one = limit.Settlement{Result: limit.AlreadySettled}
 			} else {
 				m.used[mark] = now
 				m.debit(c.Key, c.Limit, c.Hits, now)
@@ -119,7 +119,7 @@ func (m *Model) reservations(l *modelLease) []*modelReservation {
 // settleOne is S16 for one reservation.
 func (m *Model) settleOne(l *modelLease, r *modelReservation, hits, now int64) limit.Settlement {
 	if r.settled {
-		return limit.Settlement{Result: limit.SettledBefore}
+		return limit.Settlement{Result: limit.AlreadySettled}
 	}
 	if !l.released && !l.lingers && now >= l.expiry {
 		return limit.Settlement{Result: limit.Late}
