@@ -9,7 +9,7 @@ import (
 // reaches MaxListedParts, so that a store is never busy for long.
 const (
 	MaxListed      = 1000 // leases
-	MaxListedParts = 2000 // slots and reservations, and those of one lease more
+	MaxListedParts = 1000 // slots and reservations, and those of one lease more
 )
 
 // Listing is a page of the live leases of a domain, those that expire first first, and

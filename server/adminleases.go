@@ -13,8 +13,8 @@ import (
 )
 
 // adminPage is how many leases of a domain one request of /leases looks at, at most, unless it says
-// n: a few ms of the store's time.
-const adminPage = 250
+// n: it takes the store as long as some 50 decisions, and those wait meanwhile.
+const adminPage = 100
 
 // Where a cursor of /leases stands: among the leases that this replica granted without the store,
 // or among the store's.

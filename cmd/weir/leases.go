@@ -82,7 +82,7 @@ func (c *leasesListCommand) query() (url.Values, error) {
 }
 
 // maxPages is how many pages of leases are read: more is nothing for a person to read.
-const maxPages = 400
+const maxPages = 1000
 
 // list reads all pages, each lease once; more says that there were too many. With an error it
 // returns those that were read before.

@@ -92,7 +92,7 @@ func BenchmarkLeases(b *testing.B) {
 		decide(b, s, withLease(request(check(l, "x"), check(l, "y"), check(l, "z"))))
 	}
 	after := leases(b, s, limit.Slot{}, limit.MaxListed).Next
-	for _, n := range []int{1, 250, limit.MaxListed} {
+	for _, n := range []int{1, 100, limit.MaxListed} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
 			for b.Loop() {
 				leases(b, s, after, n)

@@ -21,7 +21,7 @@
 -- slot that it holds}, {key, name of the limit, hits, and 1 if it is settled, else 0, of each
 -- reservation}}.
 
-local PARTS = 2000
+local PARTS = 1000
 
 -- Whether a comes before b. Lua's own < goes by the server's locale.
 local function before(a, b)

@@ -26,7 +26,7 @@ func (m *Model) Leases(_ context.Context, domain string, after limit.Slot, n int
 		if order(after.Expiry, after.Token, l) >= 0 {
 			continue
 		}
-		if len(page.Leases) == min(max(n, 1), 1000) || parts >= 2000 {
+		if len(page.Leases) == min(max(n, 1), 1000) || parts >= 1000 {
 			last := page.Leases[len(page.Leases)-1]
 			page.Next = limit.Slot{Token: last.Lease.Token(), Expiry: now + last.ExpiresAfter.Milliseconds()}
 			break
