@@ -16,8 +16,8 @@ type State struct {
 	Count int64
 	// Remaining tokens, hits or slots, >= 0.
 	Remaining int64
-	// RetryAfter is the first millisecond at which one hit passes: 0 if it passes
-	// now, never will (a ban), or for concurrency, where it can't be known.
+	// RetryAfter is the first millisecond at which the check's hits pass: 0 if they pass
+	// now, never will ([Check.Impossible]), or for concurrency, where it can't be known.
 	RetryAfter time.Duration
 	// ResetAfter is when a bucket is full, or a window has forgotten what counts now; 0 for
 	// concurrency.
@@ -48,9 +48,9 @@ type Slot struct {
 	Expiry int64 // ms
 }
 
-// Inspect is how the bucket stands at now under limit b. Nothing is written, so
-// what comes later comes at the rate under which the state was written.
-func (s BucketState) Inspect(b TokenBucket, now int64) State {
+// Inspect is how the bucket stands at now under limit b, for hits that may pass. Nothing is written,
+// so what comes later comes at the rate under which the state was written.
+func (s BucketState) Inspect(b TokenBucket, hits, now int64) State {
 	at, own := s.At(b, now), s
 	if s.Scale == 0 {
 		own = at
@@ -58,11 +58,11 @@ func (s BucketState) Inspect(b TokenBucket, now int64) State {
 	own = own.At(TokenBucket{Capacity: own.Capacity, Scale: own.Scale, Refill: own.Refill}, now)
 	ahead := own.Millis - now // time was set back
 	state := State{Level: floorDiv(at.Level, at.Scale), Remaining: at.Remaining()}
-	if !at.Passes(1) {
-		state.RetryAfter = Millis(ahead + own.RetryAfterMillis(1))
+	if hits <= b.Capacity && !at.Passes(hits) {
+		// What fills the old capacity is full under any.
+		state.RetryAfter = Millis(ahead + own.RetryAfterMillis(min(own.Capacity, hits)))
 	}
 	if at.Level < at.Capacity*at.Scale {
-		// What fills the old capacity is full under any.
 		state.ResetAfter = Millis(ahead + own.RetryAfterMillis(min(own.Capacity, b.Capacity)))
 	}
 	return state
@@ -76,6 +76,29 @@ func (l Concurrency) Inspect(live int64, first []Slot, now int64) State {
 		state.Holders = append(state.Holders, Holder{Token: m.Token, ExpiresAfter: Millis(m.Expiry - now)})
 	}
 	return state
+}
+
+// Foresee is what a decision over checks would be whose limits stand so: nothing is taken, so that each
+// Remaining is what is left now. Streams, operations and the store's absence are left out.
+func Foresee(checks []Check, states []State) Decision {
+	d := Decision{Results: make([]Result, len(checks))}
+	for i, c := range checks {
+		s, passed := states[i], c.Hits < 0
+		switch l := c.Limit.(type) {
+		case TokenBucket:
+			passed = passed || s.Level >= c.Hits
+		case Window:
+			passed = passed || l.Max > 0 && s.Count+c.Hits <= l.Max
+		case Concurrency:
+			passed = passed || s.Count < l.Max
+		}
+		d.Results[i] = Result{Passed: passed, Remaining: s.Remaining, ResetAfter: s.ResetAfter}
+		if !passed {
+			d.Results[i].RetryAfter = s.RetryAfter
+		}
+	}
+	d.Admitted = !Refused(checks, d.Results)
+	return d
 }
 
 // floorDiv is a/b rounded down; b > 0.

@@ -33,12 +33,13 @@ func TestInspectedWaitsAreExact(t *testing.T) {
 			Scale: was.Scale, Refill: was.Refill, Capacity: was.Capacity,
 			Millis: now - r.Int64N(30_000) + 10_000,
 		}
-		got := s.Inspect(b, now)
+		hits := r.Int64N(min(b.Capacity, 20) + 1)
+		got := s.Inspect(b, hits, now)
 		at := s.At(b, now)
 		if want := at.Remaining(); got.Remaining != want || got.Level > want || got.Level < want && got.Level >= 0 {
 			t.Fatalf("%+v.Inspect(%+v) has level %d and %d remaining, want %d", s, b, got.Level, got.Remaining, want)
 		}
-		expectFirst(t, s, b, now, got.RetryAfter, func(at limit.BucketState) bool { return at.Passes(1) })
+		expectFirst(t, s, b, now, got.RetryAfter, func(at limit.BucketState) bool { return at.Passes(hits) })
 		expectFirst(t, s, b, now, got.ResetAfter, func(at limit.BucketState) bool { return at.Level == at.Capacity*at.Scale })
 	}
 }
@@ -77,15 +78,15 @@ func TestAnInspectionTellsAnyState(t *testing.T) {
 		name      string
 		got, want limit.State
 	}{
-		{"no bucket is a full one", limit.BucketState{}.Inspect(b, now), limit.State{Level: 10, Remaining: 10}},
-		{"a fraction is no token", bucket(2999).Inspect(b, now), limit.State{RetryAfter: time.Millisecond, ResetAfter: 27_001 * time.Millisecond}},
-		{"debt is rounded down", bucket(-1).Inspect(b, now), limit.State{Level: -1, RetryAfter: 3001 * time.Millisecond, ResetAfter: 30_001 * time.Millisecond}},
-		{"whole debt", bucket(-6000).Inspect(b, now), limit.State{Level: -2, RetryAfter: 9 * time.Second, ResetAfter: 36 * time.Second}},
-		{"no window", limit.WindowState{}.Inspect(w, now+1000), limit.State{Remaining: 5, ResetAfter: 59 * time.Second}},
-		{"an old window", limit.WindowState{Start: now - 60_000, Count: 5}.Inspect(w, now), limit.State{Remaining: 5, ResetAfter: time.Minute}},
-		{"a full window", limit.WindowState{Start: now, Count: 5}.Inspect(w, now), limit.State{Count: 5, RetryAfter: time.Minute, ResetAfter: time.Minute}},
-		{"a window that is over", limit.WindowState{Start: now, Count: 9}.Inspect(w, now), limit.State{Count: 9, RetryAfter: time.Minute, ResetAfter: time.Minute}},
-		{"a ban has no wait", limit.WindowState{}.Inspect(ban, now), limit.State{ResetAfter: time.Minute}},
+		{"no bucket is a full one", limit.BucketState{}.Inspect(b, 1, now), limit.State{Level: 10, Remaining: 10}},
+		{"a fraction is no token", bucket(2999).Inspect(b, 1, now), limit.State{RetryAfter: time.Millisecond, ResetAfter: 27_001 * time.Millisecond}},
+		{"debt is rounded down", bucket(-1).Inspect(b, 1, now), limit.State{Level: -1, RetryAfter: 3001 * time.Millisecond, ResetAfter: 30_001 * time.Millisecond}},
+		{"whole debt", bucket(-6000).Inspect(b, 1, now), limit.State{Level: -2, RetryAfter: 9 * time.Second, ResetAfter: 36 * time.Second}},
+		{"no window", limit.WindowState{}.Inspect(w, 1, now+1000), limit.State{Remaining: 5, ResetAfter: 59 * time.Second}},
+		{"an old window", limit.WindowState{Start: now - 60_000, Count: 5}.Inspect(w, 1, now), limit.State{Remaining: 5, ResetAfter: time.Minute}},
+		{"a full window", limit.WindowState{Start: now, Count: 5}.Inspect(w, 1, now), limit.State{Count: 5, RetryAfter: time.Minute, ResetAfter: time.Minute}},
+		{"a window that is over", limit.WindowState{Start: now, Count: 9}.Inspect(w, 1, now), limit.State{Count: 9, RetryAfter: time.Minute, ResetAfter: time.Minute}},
+		{"a ban has no wait", limit.WindowState{}.Inspect(ban, 1, now), limit.State{ResetAfter: time.Minute}},
 		{
 			"a lane that holds more than a lowered maximum",
 			lane.Inspect(3, []limit.Slot{{Token: "a", Expiry: now + 1}, {Token: "b", Expiry: now + 2000}, {Token: "c", Expiry: now + 2000}}, now),

@@ -95,6 +95,12 @@ func (s WindowState) Settle(w Window, start, difference int64) (_ WindowState, o
 	return s, true
 }
 
+// Reset is the state at now with nothing counted. It is not the zero value: what was
+// reserved in its windows can still be settled.
+func (s WindowState) Reset(w Window, now int64) WindowState {
+	return WindowState{Start: s.At(w, now).Start}
+}
+
 // Remaining is how many hits of w are left, >= 0.
 func (s WindowState) Remaining(w Window, now int64) int64 {
 	return max(0, w.Max-s.Counted(w, now))
@@ -132,12 +138,12 @@ func (s WindowState) ResetAfterMillis(w Window, now int64) int64 {
 	return end - now
 }
 
-// Inspect is how the window stands at now under w.
-func (s WindowState) Inspect(w Window, now int64) State {
+// Inspect is how the window stands at now under w, for hits that may pass.
+func (s WindowState) Inspect(w Window, hits, now int64) State {
 	at := s.At(w, now)
 	state := State{Count: at.Counted(w, now), Remaining: at.Remaining(w, now), ResetAfter: Millis(at.ResetAfterMillis(w, now))}
-	if w.Max > 0 && !at.Passes(w, 1, now) {
-		state.RetryAfter = Millis(at.RetryAfterMillis(w, 1, now))
+	if w.Max > 0 && hits <= w.Max && !at.Passes(w, hits, now) {
+		state.RetryAfter = Millis(at.RetryAfterMillis(w, hits, now))
 	}
 	return state
 }

@@ -79,7 +79,7 @@ func TestHowASlidingWindowStands(t *testing.T) {
 		{"a ban has no wait", limit.WindowState{}, ban, 0, limit.State{ResetAfter: time.Minute}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, tt.s.Inspect(tt.w, now+tt.after.Milliseconds())); diff != "" {
+			if diff := cmp.Diff(tt.want, tt.s.Inspect(tt.w, 1, now+tt.after.Milliseconds())); diff != "" {
 				t.Errorf("%+v (-want +got):\n%s", tt.s, diff)
 			}
 		})

@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// Admin returns what only operators may see: the policies in force, and
-// profiles. Operators are those of [Access.Admin], if it has anybody; if not, all who
-// reach the port.
+// Admin returns what only operators may see and do: the policies in force, profiles, who holds
+// what, and to forget it. Operators are those of [Access.Admin], if it has anybody; if not, all who
+// reach the port. A page of another site, which an operator's browser shows, can change nothing.
 func (s *Server) Admin() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /rlconfig", s.rlconfig)
@@ -22,10 +22,20 @@ func (s *Server) Admin() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	if s.access == nil || len(s.access.Admin) == 0 {
-		return mux
+	open := s.access == nil || len(s.access.Admin) == 0
+	for pattern, answer := range map[string]func(*http.Request) (any, error){
+		"GET /leases":          s.adminLeases,
+		"POST /leases/release": s.adminRelease,
+		"POST /reset":          s.adminReset,
+		"POST /explain":        s.adminExplain,
+	} {
+		mux.Handle(pattern, operation(answer, open))
 	}
-	return s.guardPage(areaAdmin, mux)
+	guarded := http.NewCrossOriginProtection().Handler(mux)
+	if open {
+		return guarded
+	}
+	return s.guardPage(areaAdmin, guarded)
 }
 
 func (s *Server) tellLogLevel(w http.ResponseWriter, _ *http.Request) {

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -26,7 +27,7 @@ func (s leases) Inspect(ctx context.Context, m *weirv1.InspectRequest) (*weirv1.
 		return nil, toStatus(badRequest{err})
 	}
 	match := set.Match(policy.Request{Domain: m.GetDomain(), Descriptors: []policy.Descriptor{{Entries: subject}}})
-	states, err := s.inspect(ctx, m.GetDomain(), match.Checks)
+	states, err := s.inspect(ctx, m.GetDomain(), match.Checks, s.storeTimeout)
 	if err != nil {
 		return nil, toStatus(err)
 	}
@@ -37,14 +38,14 @@ func (s leases) Inspect(ctx context.Context, m *weirv1.InspectRequest) (*weirv1.
 	return r, nil
 }
 
-// inspect asks the store. As a decision, it does not end with its caller: one that
-// leaves says nothing about the store.
-func (s *Server) inspect(ctx context.Context, domain string, checks []limit.Check) (states []limit.State, err error) {
+// inspect asks the store, which must answer within patience. As a decision, it does not end with
+// its caller: one that leaves says nothing about the store.
+func (s *Server) inspect(ctx context.Context, domain string, checks []limit.Check, patience time.Duration) (states []limit.State, err error) {
 	if len(checks) == 0 {
 		return nil, nil
 	}
 	err = s.call(ctx, "inspect", domain, func() (err error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.storeTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
 		states, err = s.store.Inspect(ctx, checks)
 		return err

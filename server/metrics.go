@@ -23,6 +23,7 @@ type metrics struct {
 	refusals        *prometheus.CounterVec   // domain, limit, class, reason
 	ended           *prometheus.CounterVec   // domain, by
 	renewals        *prometheus.CounterVec   // domain, result
+	resets          *prometheus.CounterVec   // domain
 
 	decisions    *prometheus.CounterVec   // domain, verdict
 	checks       *prometheus.CounterVec   // domain, limit, kind, result
@@ -71,8 +72,9 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 	m.decisionSeconds = f.NewHistogramVec(latency("weir_decision_duration_seconds", "How long decisions took, from the request's policies to the verdict; with waiting for a slot."), []string{"domain"})
 	m.waitSeconds = f.NewHistogramVec(latency("weir_wait_duration_seconds", "How long requests waited for a slot, admitted or refused then."), []string{"domain"})
 	m.refusals = counter("weir_refusals_total", "Limits that refused a request, by class (lane, pool) and reason.", "domain", "limit", "class", "reason")
-	m.ended = counter("weir_leases_ended_total", "Leases that this replica ended before their expiry, by what told it: lease_service, ratelimit_service (Envoy's filter), access_log, or give_back (nobody was told of them).", "domain", "by")
+	m.ended = counter("weir_leases_ended_total", "Leases that this replica ended before their expiry, by what told it: lease_service, ratelimit_service (Envoy's filter), access_log, admin (an operator), or give_back (nobody was told of them).", "domain", "by")
 	m.renewals = counter("weir_renewals_total", "Renewals of leases, by result: renewed, lost, or unavailable.", "domain", "result")
+	m.resets = counter("weir_resets_total", "Times that an operator has had the state of a subject forgotten, on the admin port.", "domain")
 	m.breakerOpen = f.NewGaugeVec(prometheus.GaugeOpts{Name: "weir_store_breaker_open", Help: "1 while the store is not asked about a domain, since it did not answer."}, []string{"domain"})
 	m.usage = counter("weir_usage_total", "Settlements of what work has used, by result: settled (by what was reserved), charged (nothing was), already_settled, late (its lease had expired, or its window has passed) or not_reserved. Usage of all limits of a lease at once has the limit *.", "domain", "limit", "result")
 	m.reservedHits = counter("weir_reserved_hits_total", "Hits that leases have reserved by an estimate.", "domain", "limit")
@@ -132,15 +134,16 @@ func (m *metrics) expect(set *policy.Set, mode func(limit.Check) limit.FailureMo
 		if c.Reserve > 0 {
 			m.usage.WithLabelValues(domain, m.names.of(domain, c.Name), limit.Late.String())
 		}
-		for _, by := range []string{byLeaseService, byRateLimitService, byAccessLog, byGiveBack} {
+		for _, by := range []string{byLeaseService, byRateLimitService, byAccessLog, byGiveBack, byAdmin} {
 			m.ended.WithLabelValues(domain, by)
 		}
 		m.renewals.WithLabelValues(domain, "lost")
+		m.resets.WithLabelValues(domain)
 		for _, result := range []limit.ReleaseResult{limit.Released, limit.Lingering, limit.NotHeld, limit.Expired} {
 			m.released.WithLabelValues(domain, result.String())
 		}
 	}
-	for _, op := range []string{"decide", "release", "undo", "renew", "settle", "inspect", "held", "ping"} {
+	for _, op := range []string{"decide", "release", "undo", "renew", "settle", "inspect", "leases", "reset", "held", "ping"} {
 		for _, reason := range reasons {
 			m.storeErrors.WithLabelValues(op, reason)
 		}

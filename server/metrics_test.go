@@ -93,7 +93,7 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 	}
 	want := map[string][]string{
 		"area":         {"admin", "lease", "metrics", "ratelimit"},
-		"by":           {"access_log", "give_back", "lease_service", "ratelimit_service"},
+		"by":           {"access_log", "admin", "give_back", "lease_service", "ratelimit_service"},
 		"class":        {"lane"},
 		"domain":       {"d", "unknown"},
 		"grpc_code":    {"OK"},
@@ -103,7 +103,7 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 		"kind":         {"concurrency", "rate_limit", "token_bucket"},
 		"limit":        {"bucket", "lane", "override", "trial"},
 		"mode":         {"open"},
-		"op":           {"decide", "held", "inspect", "ping", "release", "renew", "settle", "undo"},
+		"op":           {"decide", "held", "inspect", "leases", "ping", "release", "renew", "reset", "settle", "undo"},
 		"reason":       {"breaker_open", "bucket_empty", "negative_hits_on_concurrency", "store_error", "store_timeout", "store_unavailable"},
 		"result":       {"EXPIRED", "LINGERING", "NOT_HELD", "RELEASED", "failed", "lost", "ok", "over", "passed", "refused", "shadow_refused"},
 		"verdict":      {"admitted", "refused"},

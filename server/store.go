@@ -47,10 +47,17 @@ const (
 	byRateLimitService = "ratelimit_service"
 	byAccessLog        = "access_log"
 	byGiveBack         = "give_back"
+	byAdmin            = "admin"
 )
 
 // release ends some work, and counts what it found and by what. Its ctx is one of detach.
 func (s *Server) release(ctx context.Context, e limit.Ending, by string) (limit.ReleaseResult, error) {
+	r, err := s.releaseInFull(ctx, e, by)
+	return r.Result, err
+}
+
+// releaseInFull is release, and tells which slots are free now.
+func (s *Server) releaseInFull(ctx context.Context, e limit.Ending, by string) (limit.Release, error) {
 	domain := e.Domain
 	if e.Lease != "" {
 		domain = e.Lease.Domain()
@@ -66,7 +73,7 @@ func (s *Server) undo(ctx context.Context, r limit.Request) error {
 }
 
 // releaseBy ends what was granted here, or has the store end it by a call of f.
-func (s *Server) releaseBy(ctx context.Context, e limit.Ending, by, domain, op string, f func() (limit.Release, error)) (limit.ReleaseResult, error) {
+func (s *Server) releaseBy(ctx context.Context, e limit.Ending, by, domain, op string, f func() (limit.Release, error)) (limit.Release, error) {
 	r, mine, err := s.standby.Release(e)
 	if !mine {
 		err = s.call(ctx, op, domain, func() (err error) {
@@ -75,7 +82,7 @@ func (s *Server) releaseBy(ctx context.Context, e limit.Ending, by, domain, op s
 		})
 	}
 	if err != nil {
-		return 0, err
+		return limit.Release{}, err
 	}
 	for _, f := range r.Freed {
 		s.holds.add(domain, f.Limit, r.HeldFor)
@@ -86,7 +93,7 @@ func (s *Server) releaseBy(ctx context.Context, e limit.Ending, by, domain, op s
 	if r.Result == limit.Released || r.Result == limit.Lingering {
 		s.metrics.ended.WithLabelValues(label, by).Inc()
 	}
-	return r.Result, nil
+	return r, nil
 }
 
 // settle settles usage, and counts it. Its ctx is one of detach.

@@ -111,11 +111,25 @@ type Store interface {
 	Renew(ctx context.Context, e limit.Extension) (limit.Renewal, error)
 
 	// Inspect tells how each check's limit stands for its subject, all at one
-	// instant of the store's clock; the hits of a check do not matter. It writes
+	// instant of the store's clock; the hits of a check are those that are waited for. It writes
 	// nothing, and does not even clean expired leases away, which it never counts.
 	// Of each concurrency limit it tells at most [limit.MaxHolders] leases, the
 	// first to expire first. A subject without state stands as new.
 	Inspect(ctx context.Context, checks []limit.Check) ([]limit.State, error)
+
+	// Leases lists the live leases of a domain that hold slots or reserve, a page at a time:
+	// at most n of them ([limit.PageSize]), those that come behind after, which is the
+	// Next of the page before or the zero value. A slot that has ended before its lease, or
+	// was reset, is not told. It writes nothing, and tells one instant of the store's clock a page.
+	Leases(ctx context.Context, domain string, after limit.Slot, n int) (limit.Listing, error)
+
+	// Reset forgets the states of checks, which are of one domain, all at one instant; a check's
+	// hits do not matter. A bucket is full, a window has counted nothing, and of a
+	// concurrency limit nobody holds a slot. Leases stay, with their other slots: a
+	// release of one that has lost a slot is as ever, and it is lost to a renewal. What
+	// is settled later of a reservation is given back or charged as ever: never above
+	// capacity or below 0. A state that is not there is no error.
+	Reset(ctx context.Context, checks []limit.Check) error
 
 	// Held counts the live leases of a domain.
 	Held(ctx context.Context, domain string) (int64, error)

@@ -28,6 +28,9 @@ type command struct {
 	Release    releaseCommand    `cmd:"" help:"End leases, and print what each was: RELEASED, NOT_HELD or EXPIRED."`
 	Renew      renewCommand      `cmd:"" help:"Renew leases, and print what became of each: RENEWED or LOST."`
 	Reconcile  reconcileCommand  `cmd:"" help:"Settle what a lease reserved by what was used in truth."`
+	Explain    explainCommand    `cmd:"" help:"Say which policies a request meets, level by level, and why it would be refused now. For operators."`
+	Leases     leasesCommand     `cmd:"" help:"Show who holds what, and end leases. For operators: it asks the admin port."`
+	Reset      resetCommand      `cmd:"" help:"Forget the state of a subject: full buckets, no hits, free slots. For operators."`
 	Health     healthCommand     `cmd:"" help:"Ask a running service whether it serves. Exit 0: it does, 1: it does not."`
 	Top        topCommand        `cmd:"" help:"Show the status of a running service in the terminal, live."`
 	Completion completionCommand `cmd:"" help:"Print the script by which a shell completes commands and flags."`

@@ -43,6 +43,8 @@ exec weir serve --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --admin-list
 //	put CODE URL             changes something, and must be answered with CODE
 //	certificate DIR NAME…    makes tls.crt and tls.key in a folder, with these names,
 //	                         and ca.crt, the one authority of the script
+//	redis                    starts a Redis of the script's own; sets $REDIS
+//	first NAME REGEXP        sets $NAME to the first group of REGEXP in stdout
 //	post CODE URL FILE       sends a file to a page, which must answer with CODE;
 //	                         its headers are stderr
 func TestScripts(t *testing.T) {
@@ -70,6 +72,10 @@ func TestScripts(t *testing.T) {
 			"get":       get,
 			"put":       put,
 			"post":      post,
+			"first":     first,
+			"redis": func(ts *testscript.TestScript, _ bool, _ []string) {
+				ts.Setenv("REDIS", storetest.StartRedis(t, storetest.AnyRedis(t)).URL)
+			},
 			"certificate": func(ts *testscript.TestScript, _ bool, args []string) {
 				authority, ok := ts.Value("authority").(*storetest.Authority)
 				if !ok || len(args) == 0 {
@@ -143,6 +149,17 @@ func exits(ts *testscript.TestScript, _ bool, args []string) {
 	if got != want {
 		ts.Fatalf("%q exits with %d, want %d", args[1:], got, want)
 	}
+}
+
+func first(ts *testscript.TestScript, _ bool, args []string) {
+	if len(args) != 2 {
+		ts.Fatalf("usage: first NAME REGEXP")
+	}
+	found := regexp.MustCompile(args[1]).FindStringSubmatch(ts.ReadFile("stdout"))
+	if len(found) < 2 {
+		ts.Fatalf("%s is not in stdout", args[1])
+	}
+	ts.Setenv(args[0], found[1])
 }
 
 func get(ts *testscript.TestScript, _ bool, args []string) {

@@ -28,7 +28,7 @@ type secureFlags struct {
 	TLSClientCAFile  string        `name:"tls-client-ca-file" env:"WEIR_TLS_CLIENT_CA_FILE" placeholder:"FILE" help:"Authorities (PEM) of clients. With it callers need a certificate of theirs, for all but /healthz. Read again when it changes."`
 	RateLimitClients []string      `name:"ratelimit-clients" env:"WEIR_RATELIMIT_CLIENTS" placeholder:"NAME" help:"Who may call ShouldRateLimit, the access log service and /json: names (SAN) of client certificates, such as spiffe://example.org/edge/*, *.edge.example.org or 10.0.0.7. Repeat it, or separate by commas. Default: every client with a certificate."`
 	LeaseClients     []string      `env:"WEIR_LEASE_CLIENTS" placeholder:"NAME" help:"Who may call LeaseService. Default: every client with a certificate."`
-	AdminClients     []string      `env:"WEIR_ADMIN_CLIENTS" placeholder:"NAME" help:"Who may see the admin port, which then speaks TLS. Default: clear text, for all who reach it."`
+	AdminClients     []string      `env:"WEIR_ADMIN_CLIENTS" placeholder:"NAME" help:"Who may call the admin port, which then speaks TLS. Default: clear text, for all who reach it."`
 	MaxConnectionAge time.Duration `env:"WEIR_MAX_CONNECTION_AGE" default:"1h" placeholder:"DURATION" help:"How old a gRPC connection gets before its client is asked to make a new one (${default}), so that load spreads over replicas, and who may no longer connect is gone; 0: as old as it likes."`
 }
 
@@ -103,7 +103,7 @@ func (s security) wrap(ctx context.Context, l listeners, log *slog.Logger) liste
 	if s.access != nil && len(s.access.Admin) > 0 {
 		l.admin = tls.NewListener(l.admin, s.identity.config(tls.RequireAndVerifyClientCert, "http/1.1"))
 	} else if a, ok := l.admin.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
-		log.WarnContext(ctx, "the admin port is open to other machines: everybody who reaches it sees the policies and can take profiles; listen on 127.0.0.1, or name who may by --admin-clients", "admin", a.String())
+		log.WarnContext(ctx, "the admin port is open to other machines: everybody who reaches it sees the policies and who holds what, can take profiles, end leases and reset limits; listen on 127.0.0.1, or name who may by --admin-clients", "admin", a.String())
 	}
 	return l
 }

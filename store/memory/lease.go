@@ -194,8 +194,8 @@ func (s *Store) end(key string, early, undo bool, now int64) limit.Release {
 	held := l.slots
 	l.slots, l.expiry, l.kind, l.operation = nil, now, ended, ""
 	for _, h := range held {
-		s.free(h.key, slot{h.expiry, l.token})
-		if early && h.linger > 0 {
+		kept := s.free(h.key, slot{h.expiry, l.token})
+		if early && h.linger > 0 && kept {
 			h.expiry = now + h.linger
 			l.slots = append(l.slots, h)
 			l.expiry, l.kind = max(l.expiry, h.expiry), lingering
@@ -232,11 +232,11 @@ func (s *Store) forgetBy(l *lease, undo bool, now int64) {
 	}
 }
 
-// free takes a member out of the set under key, if it is there. The mutex is held.
-func (s *Store) free(key string, m slot) {
-	if st := s.states[key]; st != nil {
-		st.slots.remove(m)
-	}
+// free takes a member out of the set under key, and reports whether it was there. The
+// mutex is held.
+func (s *Store) free(key string, m slot) bool {
+	st := s.states[key]
+	return st != nil && st.slots.remove(m)
 }
 
 // hold adds a member to the set under key. The mutex is held.

@@ -238,9 +238,9 @@ func (s *Store) Inspect(_ context.Context, checks []limit.Check) ([]limit.State,
 		}
 		switch l := c.Limit.(type) {
 		case limit.TokenBucket:
-			found[i] = st.bucket.Inspect(l, now)
+			found[i] = st.bucket.Inspect(l, c.Hits, now)
 		case limit.Window:
-			found[i] = st.window.Inspect(l, now)
+			found[i] = st.window.Inspect(l, c.Hits, now)
 		case limit.Concurrency:
 			live := st.slots[st.slots.expired(now):]
 			first := make([]limit.Slot, 0, min(len(live), limit.MaxHolders))

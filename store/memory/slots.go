@@ -30,10 +30,21 @@ func (s slots) has(m slot) bool {
 	return found
 }
 
-func (s *slots) remove(m slot) {
-	if i, found := slices.BinarySearchFunc(*s, m, slot.compare); found {
+func (s *slots) remove(m slot) (found bool) {
+	i, found := slices.BinarySearchFunc(*s, m, slot.compare)
+	if found {
 		*s = slices.Delete(*s, i, i+1)
 	}
+	return found
+}
+
+// behind returns the members that come behind m.
+func (s slots) behind(m slot) slots {
+	i, found := slices.BinarySearchFunc(s, m, slot.compare)
+	if found {
+		i++
+	}
+	return s[i:]
 }
 
 // expired is how many members have expired at now; they stand first.

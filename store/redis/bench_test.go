@@ -1,6 +1,7 @@
 package redis_test
 
 import (
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -75,4 +76,27 @@ func aloneAndTogether(b *testing.B, s *redis.Store, r limit.Request) {
 			b.Errorf("%d failed", n)
 		}
 	})
+}
+
+// BenchmarkLeases is what a page of leases costs, each with three slots: for so long Redis
+// does nothing else.
+func BenchmarkLeases(b *testing.B) {
+	server := storetest.StartRedis(b, storetest.AnyRedis(b))
+	s, err := redis.Open(redis.Options{URL: server.URL})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	l := lane(b, 1_000_000, 24*time.Hour)
+	for range 20_000 {
+		decide(b, s, withLease(request(check(l, "x"), check(l, "y"), check(l, "z"))))
+	}
+	after := leases(b, s, limit.Slot{}, limit.MaxListed).Next
+	for _, n := range []int{1, 100, limit.MaxListed} {
+		b.Run(strconv.Itoa(n), func(b *testing.B) {
+			for b.Loop() {
+				leases(b, s, after, n)
+			}
+		})
+	}
 }

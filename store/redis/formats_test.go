@@ -135,7 +135,14 @@ func perform(t *testing.T, r *rand.Rand, clock *storetest.Clock, leases *[]limit
 	if len(*leases) > 0 {
 		id = (*leases)[max(0, len(*leases)-1-r.IntN(6))]
 	}
-	switch r.IntN(10) {
+	switch r.IntN(12) {
+	case 10:
+		return do(func(s store.Store) (string, error) {
+			page, err := s.Leases(ctx, "d", limit.Slot{}, 50)
+			return fmt.Sprintf("leases %+v", page), err
+		})
+	case 11:
+		return do(func(s store.Store) (string, error) { return "reset", s.Reset(ctx, checks) })
 	case 0:
 		clock.Advance(time.Duration(r.IntN(9000)) * time.Millisecond)
 		return "", ""
@@ -442,7 +449,8 @@ func TestStatesOfFormat1AreRead(t *testing.T) {
 					t.Errorf("%s: after a release the lanes hold %+v", what, states)
 				}
 				readReserved(t, what, s, client)
-				debt := r.Checks[:1]
+				debt := []limit.Check{r.Checks[0]}
+				debt[0].Hits = 1
 				if err := client.Set(ctx, debt[0].Key, golden["debt"], time.Hour).Err(); err != nil {
 					t.Fatal(err)
 				}
@@ -490,6 +498,11 @@ func readReserved(t *testing.T, what string, s *redis.Store, client *goredis.Cli
 	settled, err = s.Settle(ctx, limit.Usage{Domain: "d", Lease: r.Lease, Limits: []limit.Used{{Hits: 1}}})
 	if err != nil || settled[0] != (limit.Settlement{Result: limit.Settled, Difference: -2}) {
 		t.Errorf("%s: Settle = %+v, %v, want two tokens back", what, settled, err)
+	}
+	// It lingers in the slot that it has, and in no other.
+	slot := goredis.Z{Score: float64(storetest.NewClock().Now() + time.Minute.Milliseconds()), Member: r.Lease.Token()}
+	if err := client.ZAdd(ctx, r.Checks[2].Key, slot).Err(); err != nil {
+		t.Fatal(err)
 	}
 	lingers, err := s.Release(ctx, limit.Ending{Domain: "d", Stream: "s", Early: true})
 	if err != nil || lingers.Result != limit.Lingering || lingers.HeldFor != 3500*time.Millisecond {

@@ -50,7 +50,7 @@ func inspected(checks []limit.Check, reply unpacker) ([]limit.State, error) {
 			if some && !possible(s) {
 				return nil, fmt.Errorf("a bucket cannot be %+v", s)
 			}
-			states[i] = s.Inspect(l, now)
+			states[i] = s.Inspect(l, c.Hits, now)
 		case limit.Window:
 			fields := 2
 			if l.Sliding {
@@ -64,7 +64,7 @@ func inspected(checks []limit.Check, reply unpacker) ([]limit.State, error) {
 			if l.Sliding {
 				s.Previous = n[2]
 			}
-			states[i] = s.Inspect(l, now)
+			states[i] = s.Inspect(l, c.Hits, now)
 		case limit.Concurrency:
 			n := reply.array()
 			if n%2 == 0 || n > 1+2*limit.MaxHolders {

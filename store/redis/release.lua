@@ -90,7 +90,8 @@ local function release(keys, args)
   local rest, till = {WRITES, record[2], granted, now, 0, ENDED, stream, '', 0}, 0
   for i = SLOTS + 1, first - 1, 3 do
     local linger = early and record[i + 2] or 0
-    if linger > 0 then
+    -- A slot that was reset stays free.
+    if linger > 0 and call('ZSCORE', record[i], token) then
       call('ZADD', record[i], now + linger, token)
       extend(record[i], linger + SLACK)
       local r = #rest

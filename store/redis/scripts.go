@@ -22,11 +22,15 @@ var (
 	settleSource string
 	//go:embed inspect.lua
 	inspectSource string
+	//go:embed leases.lua
+	leasesSource string
+	//go:embed reset.lua
+	resetSource string
 )
 
 // scripts are the Lua scripts of one version of weir. Versions that run side by
 // side share states: see docs/decisions/0007-state-formats.md.
-type scripts struct{ decide, release, renew, settle, inspect *script }
+type scripts struct{ decide, release, renew, settle, inspect, leases, reset *script }
 
 // current are the scripts as they are.
 var current = newScripts(func(source string) string { return source })
@@ -43,5 +47,7 @@ func newScripts(change func(source string) string) scripts {
 		renew:   whole(renewSource, leaseSource),
 		settle:  whole(settleSource, leaseSource, debitSource),
 		inspect: whole(inspectSource),
+		leases:  whole(leasesSource),
+		reset:   whole(resetSource),
 	}
 }

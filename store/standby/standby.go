@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -259,6 +260,28 @@ func (s *Standby) Renew(e limit.Extension) (n limit.Renewal, mine bool, err erro
 	}
 	n, err = s.local.Renew(context.Background(), e)
 	return n, local, err
+}
+
+// Leases lists the leases that were granted here: see [store.Store]. A page may have none, and
+// others may follow it.
+func (s *Standby) Leases(domain string, after limit.Slot, n int) limit.Listing {
+	page, _ := s.local.Leases(context.Background(), domain, after, n) // it never fails
+	page.Leases = slices.DeleteFunc(page.Leases, func(l limit.Listed) bool {
+		_, local := l.Lease.Local()
+		return !local // it follows one of the store's
+	})
+	return page
+}
+
+// Reset forgets what checks have taken from the shares here.
+func (s *Standby) Reset(checks []limit.Check) {
+	var shares []limit.Check
+	for _, c := range checks {
+		if c.Limit = limit.Share(c.Limit, c.Fraction, s.replicas); c.Limit != nil {
+			shares = append(shares, c)
+		}
+	}
+	_ = s.local.Reset(context.Background(), shares) // it never fails
 }
 
 // errElsewhere is about a lease that another replica granted: who tries again may

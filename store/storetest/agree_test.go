@@ -71,7 +71,7 @@ func pick[T any](p *program, from ...T) T { return from[p.next(len(from))] }
 
 func (p *program) step(t *testing.T) {
 	ctx := storetest.Context(t)
-	switch p.next(13) {
+	switch p.next(15) {
 	case 0:
 		by := pick(p, 1, 3, 250, 999, 1000, 7001, 23_456, 60_000, 3_600_000, 86_400_000, 40*86_400_000, -2, -5000)
 		if by < 0 && p.slots {
@@ -131,6 +131,28 @@ func (p *program) step(t *testing.T) {
 				t.Fatalf("%s: Settle(%+v) = %v, %v, want %v", name, u, got, err, want)
 			}
 		}
+	case 13:
+		after, n := limit.Slot{}, 1+p.next(3)
+		for {
+			want, _ := p.model.Leases(ctx, p.domain, after, n)
+			for name, s := range p.stores {
+				got, err := s.Leases(ctx, p.domain, after, n)
+				if diff := cmp.Diff(want, got); err != nil || diff != "" {
+					t.Fatalf("%s: Leases(%+v, %d): %v (-want +got):\n%s", name, after, n, err, diff)
+				}
+			}
+			if after = want.Next; after == (limit.Slot{}) {
+				break
+			}
+		}
+	case 14:
+		r := p.request()
+		_ = p.model.Reset(ctx, r.Checks)
+		for name, s := range p.stores {
+			if err := s.Reset(ctx, r.Checks); err != nil {
+				t.Fatalf("%s: Reset(%+v): %v", name, r.Checks, err)
+			}
+		}
 	case 3:
 		if len(p.leases) == 0 {
 			return
@@ -154,7 +176,22 @@ func (p *program) step(t *testing.T) {
 		}
 	default:
 		r := p.request()
+		states, err := p.stores["memory"].Inspect(ctx, r.Checks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		foreseen := limit.Foresee(r.Checks, states)
 		d, wrong := p.model.Decide(ctx, r)
+		if wrong == nil && !d.Replayed && !d.StreamEnded {
+			if foreseen.Admitted != d.Admitted {
+				t.Fatalf("for %+v it was foreseen that admitted is %v", r.Checks, foreseen.Admitted)
+			}
+			for i, c := range r.Checks {
+				if foreseen.Results[i].Passed != d.Results[i].Passed {
+					t.Fatalf("for %+v it was foreseen that passed is %v", c, foreseen.Results[i].Passed)
+				}
+			}
+		}
 		d.Expired = 0 // a report for metrics, that may be lost when a domain is idle for an hour
 		if d.Lease == r.Lease && r.Lease != "" {
 			p.granted = append(p.granted, r)

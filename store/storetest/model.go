@@ -52,6 +52,7 @@ type modelLease struct {
 	reserved        []*modelReservation
 	settledAt       int64 // when the last of them was settled
 	operation       *modelOperation
+	stream, asker   string // of the first request, and the operation; "" once it has ended
 }
 
 type modelReservation struct {
@@ -98,7 +99,11 @@ type modelSlot struct {
 	key, name string
 	linger    int64
 	expiry    int64
+	reset     bool // nobody's any more
 }
+
+// taken reports whether the slot counts at now.
+func (s *modelSlot) taken(now int64) bool { return !s.reset && s.expiry > now }
 
 // modelStream is S14: at most one of the four holds, until its time is over.
 type modelStream struct {
@@ -178,7 +183,7 @@ func (m *Model) live(key string, now int64) int64 {
 	n := int64(0)
 	for _, l := range m.leases {
 		for _, s := range l.slots {
-			if s.key == key && !l.released && s.expiry > now {
+			if s.key == key && !l.released && s.taken(now) {
 				n++
 			}
 		}
@@ -299,6 +304,7 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 		}
 		held.operation = &modelOperation{name: r.Domain + "|" + r.Operation.ID, lease: held, body: r.Operation.Body, attempt: r.Operation.Attempt}
 		m.asked[held.operation.name] = held.operation
+		held.asker = r.Operation.ID
 	}
 	if held.life > 0 {
 		held.expire(now + held.life)
@@ -313,6 +319,7 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 			*stream = modelStream{ambiguous: true, until: stream.until}
 		case d.Lease != "":
 			m.streams[r.Domain+"|"+r.Stream] = &modelStream{lease: held, until: held.until()}
+			held.stream = r.Stream
 		}
 	}
 
@@ -412,7 +419,7 @@ func (m *Model) Release(_ context.Context, e limit.Ending) (limit.Release, error
 	r := limit.Release{Result: limit.Released, HeldFor: limit.Millis(max(0, now-l.granted))}
 	var lingering []*modelSlot
 	for _, s := range l.slots {
-		if e.Early && s.linger > 0 { // S22
+		if e.Early && s.linger > 0 && !s.reset { // S22
 			s.expiry = now + s.linger
 			lingering = append(lingering, s)
 		} else {
@@ -425,7 +432,7 @@ func (m *Model) Release(_ context.Context, e limit.Ending) (limit.Release, error
 		return r, nil
 	}
 	r.Result = limit.Lingering
-	l.lingers, l.slots, l.expiry = true, lingering, 0
+	l.lingers, l.slots, l.expiry, l.asker = true, lingering, 0, ""
 	for _, s := range lingering {
 		l.expiry = max(l.expiry, s.expiry)
 	}
@@ -439,7 +446,7 @@ func (m *Model) Renew(_ context.Context, e limit.Extension) (limit.Renewal, erro
 		return limit.Renewal{}, nil
 	}
 	for _, s := range l.slots {
-		if s.expiry <= now {
+		if !s.taken(now) {
 			return limit.Renewal{}, nil
 		}
 	}
@@ -467,15 +474,21 @@ func (m *Model) Inspect(_ context.Context, checks []limit.Check) ([]limit.State,
 					return m.bucket(c.Key, l, now+after).tokens.Cmp(integer(tokens)) >= 0
 				}))
 			}
-			s.RetryAfter, s.ResetAfter = has(1), has(l.Capacity)
+			s.ResetAfter = has(l.Capacity)
+			if c.Hits >= 0 && c.Hits <= l.Capacity {
+				s.RetryAfter = has(c.Hits)
+			}
 		case limit.Window:
-			*s = m.windowState(c.Key, l, 1, now)
+			*s = m.windowState(c.Key, l, c.Hits, now)
+			if c.Hits < 0 {
+				s.RetryAfter = 0
+			}
 		case limit.Concurrency:
 			s.Count = m.live(c.Key, now)
 			s.Remaining = max(0, l.Max-s.Count)
 			for _, held := range m.leases {
 				for _, slot := range held.slots {
-					if slot.key == c.Key && !held.released && slot.expiry > now {
+					if slot.key == c.Key && !held.released && slot.taken(now) {
 						s.Holders = append(s.Holders, limit.Holder{Token: held.id.Token(), ExpiresAfter: limit.Millis(slot.expiry - now)})
 					}
 				}

@@ -77,6 +77,9 @@ type Open func(t *testing.T, now func() int64) Fixture
 //	  A account=5                             by the lease, and the limit's name; *=5 for all
 //	inspect           how the limits of a descriptor stand: one a line
 //	held              how many leases are live
+//	leases            which: a line each, and at most n a page
+//	leases n=2
+//	reset             forgets the state of what a line meets, as in inspect
 //	advance 1.5s      moves the clock; -3s moves it back
 func RunScenarios(t *testing.T, dir string, open Open) {
 	datadriven.Walk(t, dir, func(t *testing.T, path string) {
@@ -121,7 +124,9 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			d.Fatalf(t, "%v", err)
 		}
 		return strconv.FormatInt(n, 10) + "\n"
-	case "take", "race", "release", "renew", "inspect", "settle", "undo":
+	case "leases":
+		return s.list(t, d)
+	case "take", "race", "release", "renew", "inspect", "settle", "undo", "reset":
 	default:
 		d.Fatalf(t, "unknown command %q", d.Cmd)
 	}
@@ -145,6 +150,8 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			text, err = s.undo(t, line)
 		case "inspect":
 			text, err = s.inspect(t, line)
+		case "reset":
+			text, err = s.reset(t, line)
 		}
 		if err != nil {
 			d.Fatalf(t, "%s: %v", line, err)
