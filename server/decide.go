@@ -101,6 +101,43 @@ func (s *Server) ask(ctx context.Context, r limit.Request) (limit.Decision, erro
 	if len(r.Checks) == 0 {
 		return limit.Decision{Admitted: true}, nil
 	}
+	if s.refused == nil {
+		return s.askOrBypass(ctx, r)
+	}
+	now := time.Now()
+	if d, known := s.refused.Refuse(r, now); known {
+		s.metrics.unasked.WithLabelValues(label(s.policies(), r.Domain)).Inc()
+		return d, nil
+	}
+	defer s.givingBack(refunded(r.Checks))()
+	asked := s.refused.Ask(now)
+	d, err := s.askOrBypass(ctx, r)
+	if err == nil && d.Bypass == limit.DefaultMode {
+		s.refused.Learn(asked, r, d, time.Now())
+	}
+	return d, err
+}
+
+// refunded are the keys of what checks give back to.
+func refunded(checks []limit.Check) (keys []string) {
+	for _, c := range checks {
+		if c.Hits < 0 {
+			keys = append(keys, c.Key)
+		}
+	}
+	return keys
+}
+
+// givingBack is called before hits may be given back to the states with these keys, and what
+// it returns afterwards.
+func (s *Server) givingBack(keys []string) (after func()) {
+	if s.refused == nil || len(keys) == 0 {
+		return func() {}
+	}
+	return s.refused.Give(keys...)
+}
+
+func (s *Server) askOrBypass(ctx context.Context, r limit.Request) (limit.Decision, error) {
 	d, err := s.askStore(ctx, s.patience(ctx), r)
 	if err != nil && !ofOperation(err) {
 		return s.standby.Decide(r, reason(err))

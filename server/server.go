@@ -22,6 +22,7 @@ import (
 	"weir/envoy"
 	"weir/policy"
 	"weir/store"
+	"weir/store/refused"
 	"weir/store/standby"
 )
 
@@ -41,6 +42,10 @@ type Options struct {
 	// UnreadyWithoutStore makes the server say that it is not ready while the store is
 	// away, not only until it has been found.
 	UnreadyWithoutStore bool
+	// RememberRefusals is how long what the store has refused is refused again without
+	// asking, unless it can pass before: for a store that takes a while to ask. At most
+	// [refused.MaxLife]; 0: each is asked for.
+	RememberRefusals time.Duration
 	// MaxWait is how long a request waits for a slot before it is refused, where its
 	// policy does not say; 0: it does not wait.
 	MaxWait    time.Duration
@@ -69,7 +74,8 @@ type Server struct {
 	storeTimeout time.Duration
 	breakers     *breakers
 	standby      *standby.Standby
-	mustHave     bool // the store, to be ready
+	refused      *refused.Memory // nil: each is asked for
+	mustHave     bool            // the store, to be ready
 	log          *slog.Logger
 	encode       envoy.Options
 	credentials  credentials.TransportCredentials
@@ -122,6 +128,9 @@ func New(o Options) *Server {
 		holds:        newHolds(),
 		waits:        newWaits(o.MaxWait),
 		health:       health.NewServer(),
+	}
+	if o.RememberRefusals > 0 {
+		s.refused = refused.New(o.RememberRefusals)
 	}
 	s.streams, s.endStreams = context.WithCancel(context.Background())
 	if s.storeTimeout == 0 {
