@@ -53,8 +53,9 @@ var rows = []row{
 	{"Decisions", []panel{
 		graph("Decisions by domain and verdict", "Requests decided, bypassed ones too. Domain unknown is one that no policy has: it is not limited.", "reqps",
 			query{`sum by (domain, verdict) (rate(weir_decisions_total{D}[$__rate_interval]))`, "{{domain}} {{verdict}}"}),
-		graph("Refusals by limit", "Limits that refused, by class: lane is the caller's own (429), pool is what all share (503). A request may be refused by several.", "cps",
-			query{`sum by (domain, limit, class, reason) (rate(weir_refusals_total{D}[$__rate_interval]))`, "{{domain}} {{limit}}: {{class}}, {{reason}}"}),
+		graph("Refusals by limit", "Limits that refused, by class: lane is the caller's own (429), pool is what all share (503). A request may be refused by several. Unasked: Redis had just refused the same.", "cps",
+			query{`sum by (domain, limit, class, reason) (rate(weir_refusals_total{D}[$__rate_interval]))`, "{{domain}} {{limit}}: {{class}}, {{reason}}"},
+			query{`sum by (domain) (rate(weir_refused_unasked_total{D}[$__rate_interval]))`, "{{domain}} unasked"}),
 		graph("Shadow: would have refused", "Limits in shadow_mode, or all with --shadow, that would have refused. Empty if none has since its replicas started.", "cps",
 			query{`sum by (domain, limit) (rate(weir_checks_total{D, result="shadow_refused"}[$__rate_interval]))`, "{{domain}} {{limit}}"}),
 		graph("Limits asked, by result", "passed; refused; over: did not pass, and the request was not refused for it; shadow_refused.", "cps",

@@ -5,10 +5,8 @@ import (
 	"math"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/wrapperspb"
+	"google.golang.org/protobuf/proto"
 
 	"weir/limit"
 	"weir/policy"
@@ -23,105 +21,102 @@ type Options struct {
 	RateLimitHeaders bool
 }
 
-// Encode tells a decision in Envoy's words: m is what a.Request meets, d what
-// was decided for m.Checks, and v the verdict on that. If there was nothing to
-// ask, m is empty and v admits.
-func Encode(a Ask, m policy.Match, d limit.Decision, v limit.Verdict, o Options) *rls.RateLimitResponse {
-	r := &rls.RateLimitResponse{
-		// Never UNKNOWN: Envoy takes that for OK.
-		OverallCode:     rls.RateLimitResponse_OK,
-		Statuses:        statuses(a, m, d, v),
-		DynamicMetadata: metadata(d, v),
+// Append appends a decision in Envoy's words, a RateLimitResponse on the wire, to b: m is what
+// a.Request meets, d what was decided for m.Checks, and v the verdict on that. If there was
+// nothing to ask, m is empty and v admits.
+func Append(b []byte, a Ask, m policy.Match, d limit.Decision, v limit.Verdict, o Options) []byte {
+	// Never UNKNOWN: Envoy takes that for OK.
+	code := rls.RateLimitResponse_OK
+	if !v.Admitted {
+		code = rls.RateLimitResponse_OVER_LIMIT
 	}
-	if v.Admitted {
-		if o.LeaseHeader && d.Lease != "" {
-			r.RequestHeadersToAdd = []*corev3.HeaderValue{{Key: "x-weir-lease", Value: string(d.Lease)}}
+	b = number(b, 1, uint64(code))
+	for _, place := range a.places {
+		var at int
+		b, at = begin(b, 2)
+		if place < 0 {
+			b = number(b, 1, uint64(rls.RateLimitResponse_OK))
+		} else {
+			b = appendStatus(b, m, m.Descriptors[place], d, v)
 		}
-	} else {
-		r.OverallCode = rls.RateLimitResponse_OVER_LIMIT
-		r.RawBody = v.Problem()
+		b = end(b, at)
 	}
-	r.ResponseHeadersToAdd = responseHeaders(m, d, v, o)
+	b = appendResponseHeaders(b, m, d, v, o)
+	if v.Admitted && o.LeaseHeader && d.Lease != "" {
+		b = appendHeader(b, 4, "x-weir-lease", string(d.Lease))
+	}
+	if !v.Admitted {
+		b = text(b, 5, string(v.Problem()))
+	}
+	b, at := begin(b, 6)
+	return end(appendMetadata(b, d, v), at)
+}
+
+// Encode is Append as a message.
+func Encode(a Ask, m policy.Match, d limit.Decision, v limit.Verdict, o Options) *rls.RateLimitResponse {
+	r := new(rls.RateLimitResponse)
+	if err := proto.Unmarshal(Append(nil, a, m, d, v, o), r); err != nil {
+		panic(err) // a bug of Append's
+	}
 	return r
 }
 
-// status is a DescriptorStatus and what hangs on it, so that all statuses of a
-// response are one allocation.
-type status struct {
-	status     rls.RateLimitResponse_DescriptorStatus
-	limit      rls.RateLimitResponse_RateLimit
-	multiplier wrapperspb.UInt32Value
-	reset      durationpb.Duration
-}
-
-// statuses returns one status for each descriptor of the message, in order.
-func statuses(a Ask, m policy.Match, d limit.Decision, v limit.Verdict) []*rls.RateLimitResponse_DescriptorStatus {
-	list := make([]*rls.RateLimitResponse_DescriptorStatus, len(a.places))
-	all := make([]status, len(a.places))
-	for i, place := range a.places {
-		s := &all[i]
-		s.status.Code = rls.RateLimitResponse_OK
-		if place >= 0 {
-			s.tell(m, m.Descriptors[place], d, v)
-		}
-		list[i] = &s.status
-	}
-	return list
-}
-
-// tell fills in the status of a descriptor that met limits: that of its tightest
+// appendStatus appends the status of a descriptor that met limits: that of its tightest
 // enforced one. Shadow limits never touch a status.
-func (s *status) tell(m policy.Match, met policy.Matched, d limit.Decision, v limit.Verdict) {
+func appendStatus(b []byte, m policy.Match, met policy.Matched, d limit.Decision, v limit.Verdict) []byte {
 	var tightest standing
 	for _, i := range met.Checks {
-		if c := &m.Checks[i]; !c.Shadow {
+		if c := &m.Checks[i]; !c.Shadow && !d.Results[i].Unasked {
 			if t := stand(c, d.Results[i], v); tightest.check == nil || compare(t, tightest) < 0 {
 				tightest = t
 			}
 		}
 	}
-	if tightest.check == nil {
-		if met.Unlimited {
-			s.status.LimitRemaining = math.MaxUint32
-		}
-		return
+	code := rls.RateLimitResponse_OK
+	if tightest.check != nil && !tightest.result.Passed {
+		code = rls.RateLimitResponse_OVER_LIMIT
 	}
-	if !tightest.result.Passed {
-		s.status.Code = rls.RateLimitResponse_OVER_LIMIT
+	b = number(b, 1, uint64(code))
+	switch {
+	case tightest.check == nil && met.Unlimited:
+		return number(b, 3, math.MaxUint32)
+	case tightest.check == nil || d.Bypass != limit.DefaultMode:
+		return b // nobody knows how the limit stands
 	}
-	if d.Bypass != limit.DefaultMode {
-		return // nobody knows how the limit stands
-	}
-	s.status.CurrentLimit = s.current(tightest.check)
-	s.status.LimitRemaining = saturate(tightest.remaining())
+	b, at := begin(b, 2)
+	b = end(appendLimit(b, tightest.check), at)
+	b = number(b, 3, uint64(saturate(tightest.remaining())))
 	if after, ok := tightest.resetAfter(v); ok {
-		s.reset.Seconds = seconds(after)
-		s.status.DurationUntilReset = &s.reset
+		b, at = begin(b, 4)
+		b = end(number(b, 1, uint64(seconds(after))), at)
 	}
+	return b
 }
 
-// current is the limit of c in the words of rls.proto.
-func (s *status) current(c *limit.Check) *rls.RateLimitResponse_RateLimit {
-	s.limit.Name = c.Name
+// appendLimit appends the limit of c in the words of rls.proto.
+func appendLimit(b []byte, c *limit.Check) []byte {
+	var most, multiplier uint32
+	unit, multiplied := rls.RateLimitResponse_RateLimit_UNKNOWN, false
 	switch l := c.Limit.(type) {
 	case limit.TokenBucket:
-		s.limit.RequestsPerUnit = saturate(l.Capacity)
-		s.limit.Unit = rls.RateLimitResponse_RateLimit_SECOND
-		s.multiplier.Value = saturate(seconds(l.FillTime()))
-		s.limit.UnitMultiplier = &s.multiplier
+		most, unit = saturate(l.Capacity), rls.RateLimitResponse_RateLimit_SECOND
+		multiplier, multiplied = saturate(seconds(l.FillTime())), true
 	case limit.Window:
-		s.limit.RequestsPerUnit = saturate(l.Max)
-		s.limit.Unit = units[l.Unit]
+		most, unit = saturate(l.Max), units[l.Unit]
 		// rls.proto: "If not specified, defaults to 1."
-		if l.Multiplier != 1 {
-			s.multiplier.Value = saturate(l.Multiplier)
-			s.limit.UnitMultiplier = &s.multiplier
-		}
+		multiplier, multiplied = saturate(l.Multiplier), l.Multiplier != 1
 	case limit.Concurrency:
-		s.limit.RequestsPerUnit = saturate(l.Max)
-		s.limit.Unit = rls.RateLimitResponse_RateLimit_UNKNOWN
+		most = saturate(l.Max)
 	}
-	return &s.limit
+	b = number(b, 1, uint64(most))
+	b = number(b, 2, uint64(unit))
+	b = text(b, 3, c.Name)
+	if multiplied {
+		var at int
+		b, at = begin(b, 4)
+		b = end(number(b, 1, uint64(multiplier)), at)
+	}
+	return b
 }
 
 var units = [...]rls.RateLimitResponse_RateLimit_Unit{

@@ -6,35 +6,36 @@ import (
 	"strconv"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"weir/limit"
 	"weir/policy"
 )
 
-// responseHeaders are the headers for the client. Envoy appends them, whatever
+// appendResponseHeaders appends the headers for the client. Envoy appends them, whatever
 // produced the response.
-func responseHeaders(m policy.Match, d limit.Decision, v limit.Verdict, o Options) []*corev3.HeaderValue {
-	var list []*corev3.HeaderValue
+func appendResponseHeaders(b []byte, m policy.Match, d limit.Decision, v limit.Verdict, o Options) []byte {
 	if !v.Admitted {
 		// RFC 9110, 10.2.3: "A delay-seconds value is a non-negative decimal
 		// integer". At least 1: 0 would mean at once.
 		if v.Retryable {
-			list = append(list, header("retry-after", strconv.FormatInt(max(1, seconds(v.RetryAfter)), 10)))
+			b = appendHeader(b, 3, "retry-after", strconv.FormatInt(max(1, seconds(v.RetryAfter)), 10))
 		}
-		list = append(list, header("content-type", "application/problem+json"))
+		b = appendHeader(b, 3, "content-type", "application/problem+json")
 	}
 	if o.RateLimitHeaders {
 		// RFC 9651, 3.1: an empty List is told by not sending the field.
 		if current, policies := rateLimit(m, d, v); current != "" {
-			list = append(list, header("ratelimit", current), header("ratelimit-policy", policies))
+			b = appendHeader(appendHeader(b, 3, "ratelimit", current), 3, "ratelimit-policy", policies)
 		}
 	}
-	return list
+	return b
 }
 
-func header(key, value string) *corev3.HeaderValue {
-	return &corev3.HeaderValue{Key: key, Value: value}
+// appendHeader appends a HeaderValue.
+func appendHeader(b []byte, field protowire.Number, key, value string) []byte {
+	b, at := begin(b, field)
+	return end(text(text(b, 1, key), 2, value), at)
 }
 
 // item is one limit of the RateLimit and RateLimit-Policy fields. Subjects of one
@@ -64,7 +65,7 @@ func rateLimit(m policy.Match, d limit.Decision, v limit.Verdict) (current, poli
 	}
 	items := make([]item, 0, len(m.Checks))
 	for i := range m.Checks {
-		if c := &m.Checks[i]; !c.Shadow {
+		if c := &m.Checks[i]; !c.Shadow && !d.Results[i].Unasked {
 			items = append(items, newItem(stand(c, d.Results[i], v)))
 		}
 	}

@@ -1,49 +1,36 @@
 package envoy
 
-import (
-	"google.golang.org/protobuf/types/known/structpb"
+import "weir/limit"
 
-	"weir/limit"
-)
-
-// metadata is what Envoy's access log, mappers and later filters can read under
+// appendMetadata appends what Envoy's access log, mappers and later filters can read under
 // envoy.filters.http.ratelimit. Keys without a value are absent. All lie at the
 // top, and limits is a list of strings, as metadata matchers want it.
-func metadata(d limit.Decision, v limit.Verdict) *structpb.Struct {
-	fields := make(map[string]*structpb.Value, 8)
+func appendMetadata(b []byte, d limit.Decision, v limit.Verdict) []byte {
 	if v.Admitted {
-		fields["verdict"] = structpb.NewStringValue("admitted")
+		b = structText(b, "verdict", "admitted")
 		if d.Lease != "" {
-			fields["lease_id"] = structpb.NewStringValue(string(d.Lease))
+			b = structText(b, "lease_id", string(d.Lease))
 		}
 		if len(v.Shadowed) > 0 {
-			fields["limits"] = list(limit.Names(v.Shadowed))
+			b = structTexts(b, "limits", limit.Names(v.Shadowed))
 		}
 	} else {
-		fields["verdict"] = structpb.NewStringValue("refused")
-		fields["reject_class"] = structpb.NewStringValue(v.Class.String())
-		fields["reason"] = structpb.NewStringValue(string(v.Reason))
+		b = structText(b, "verdict", "refused")
+		b = structText(b, "reject_class", v.Class.String())
+		b = structText(b, "reason", string(v.Reason))
 		if v.Limit != "" { // not of a stream that had ended
-			fields["limit"] = structpb.NewStringValue(v.Limit)
-			fields["limits"] = list(limit.Names(v.Violations))
+			b = structText(b, "limit", v.Limit)
+			b = structTexts(b, "limits", limit.Names(v.Violations))
 		}
-		fields["estimated"] = structpb.NewBoolValue(v.Estimated)
-		fields["retryable"] = structpb.NewBoolValue(v.Retryable)
+		b = structBool(b, "estimated", v.Estimated)
+		b = structBool(b, "retryable", v.Retryable)
 		if v.Retryable {
-			fields["retry_after_ms"] = structpb.NewNumberValue(float64(v.RetryAfter.Milliseconds()))
+			b = structNumber(b, "retry_after_ms", float64(v.RetryAfter.Milliseconds()))
 		}
 	}
 	if d.Bypass != limit.DefaultMode {
-		fields["bypass"] = structpb.NewStringValue(d.Bypass.String())
-		fields["bypass_reason"] = structpb.NewStringValue(d.BypassReason)
+		b = structText(b, "bypass", d.Bypass.String())
+		b = structText(b, "bypass_reason", d.BypassReason)
 	}
-	return &structpb.Struct{Fields: fields}
-}
-
-func list(texts []string) *structpb.Value {
-	values := make([]*structpb.Value, len(texts))
-	for i, t := range texts {
-		values[i] = structpb.NewStringValue(t)
-	}
-	return structpb.NewListValue(&structpb.ListValue{Values: values})
+	return b
 }

@@ -75,6 +75,7 @@ func (s *Server) adminReset(r *http.Request) (any, error) {
 
 // reset forgets the state of checks, counts that and tells of it. Its ctx is one of detach.
 func (s *Server) reset(ctx context.Context, domain string, checks []limit.Check) error {
+	defer s.givingBack(keysOf(checks))()
 	err := s.call(ctx, "reset", domain, func() error { return s.store.Reset(ctx, checks) })
 	if err != nil {
 		return err

@@ -128,8 +128,20 @@ func tooManyEntries() error {
 // received is a message as it came.
 type received struct{ mem.Buffer }
 
-// wire is gRPC's codec for protobuf, that leaves a received message alone.
+// encoded is a message on the wire that is to be sent.
+type encoded []byte
+
+// wire is gRPC's codec for protobuf, that leaves a received message alone, and one that is
+// encoded.
 type wire struct{ encoding.CodecV2 }
+
+// Marshal implements [encoding.CodecV2].
+func (w wire) Marshal(m any) (mem.BufferSlice, error) {
+	if b, ok := m.(encoded); ok {
+		return mem.BufferSlice{mem.SliceBuffer(b)}, nil
+	}
+	return w.CodecV2.Marshal(m)
+}
 
 func (w wire) Unmarshal(data mem.BufferSlice, into any) error {
 	if b, ok := into.(*received); ok {

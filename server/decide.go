@@ -102,6 +102,43 @@ func (s *Server) ask(ctx context.Context, r limit.Request) (limit.Decision, erro
 	if len(r.Checks) == 0 {
 		return limit.Decision{Admitted: true}, nil
 	}
+	if s.unasked == nil {
+		return s.askOrBypass(ctx, r)
+	}
+	now := time.Now()
+	if d, known := s.unasked.Refuse(r, now); known {
+		s.metrics.unasked.WithLabelValues(label(s.policies(), r.Domain)).Inc()
+		return d, nil
+	}
+	defer s.givingBack(refunded(r.Checks))()
+	asked := s.unasked.Ask(now)
+	d, err := s.askOrBypass(ctx, r)
+	if err == nil && d.Bypass == limit.DefaultMode {
+		s.unasked.Learn(asked, r, d, time.Now())
+	}
+	return d, err
+}
+
+// refunded are the keys of what checks give back to.
+func refunded(checks []limit.Check) (keys []string) {
+	for _, c := range checks {
+		if c.Hits < 0 {
+			keys = append(keys, c.Key)
+		}
+	}
+	return keys
+}
+
+// givingBack is called before hits may be given back to the states with these keys, and what
+// it returns afterwards.
+func (s *Server) givingBack(keys []string) (after func()) {
+	if s.unasked == nil || len(keys) == 0 {
+		return func() {}
+	}
+	return s.unasked.Give(keys...)
+}
+
+func (s *Server) askOrBypass(ctx context.Context, r limit.Request) (limit.Decision, error) {
 	d, err := s.askStore(ctx, s.patience(ctx), r)
 	if err != nil && !ofOperation(err) {
 		return s.standby.Decide(r, reason(err))

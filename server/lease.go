@@ -105,7 +105,7 @@ func acquired(a decided) *weirv1.AcquireResponse {
 	for _, met := range m.Descriptors {
 		s := &weirv1.DescriptorStatus{Unlimited: met.Unlimited}
 		for _, i := range met.Checks {
-			if d.Results[i].Bypass == limit.DefaultMode {
+			if d.Results[i].Bypass == limit.DefaultMode && !d.Results[i].Unasked {
 				s.Limits = append(s.Limits, limitStatus(m.Checks[i], d.Results[i]))
 			}
 		}

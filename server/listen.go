@@ -8,7 +8,6 @@ import (
 	"time"
 
 	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -72,7 +71,7 @@ func (s *Server) GRPC() *grpc.Server {
 	}
 	g := grpc.NewServer(options...)
 	services := tolerant{g}
-	rls.RegisterRateLimitServiceServer(s.guard(areaRateLimit, services), rateLimit{Server: s})
+	rateLimit{Server: s}.register(s.guard(areaRateLimit, services))
 	weirv1.RegisterLeaseServiceServer(s.guard(areaLeases, services), leases{Server: s})
 	als.RegisterAccessLogServiceServer(s.guard(areaRateLimit, services), accessLog{Server: s})
 	healthpb.RegisterHealthServer(g, s.health)

@@ -36,6 +36,7 @@ type metrics struct {
 	expired      *prometheus.CounterVec   // domain
 	givenBack    *prometheus.CounterVec   // domain
 	misuse       *prometheus.CounterVec   // domain, reason
+	unasked      *prometheus.CounterVec   // domain
 	usage        *prometheus.CounterVec   // domain, limit, result
 	reservedHits *prometheus.CounterVec   // domain, limit
 	settledHits  *prometheus.CounterVec   // domain, limit, direction
@@ -79,6 +80,7 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 	m.usage = counter("weir_usage_total", "Settlements of what work has used, by result: settled (by what was reserved), charged (nothing was), already_settled, late (its lease had expired, or its window has passed) or not_reserved. Usage of all limits of a lease at once has the limit *.", "domain", "limit", "result")
 	m.reservedHits = counter("weir_reserved_hits_total", "Hits that leases have reserved by an estimate.", "domain", "limit")
 	m.settledHits = counter("weir_settled_hits_total", "Hits by which settlements have changed limits, by direction: charged, or refunded. Those of all limits of a lease at once have the limit *, so add all limits of a domain before you compare them with what was reserved.", "domain", "limit", "direction")
+	m.unasked = counter("weir_refused_unasked_total", "Requests refused without asking the store, which had just said that they cannot pass yet.", "domain")
 	m.replayed = counter("weir_replayed_total", "Operations that asked again and were told of the lease that they hold.", "domain")
 	m.conflicts = counter("weir_operation_conflicts_total", "Operations that were not decided, by reason: other_request (it holds a lease for something else) or late_attempt.", "domain", "reason")
 	m.waits = counter("weir_waits_total", "Requests that waited for a slot, by verdict: admitted or refused.", "domain", "verdict")
@@ -131,6 +133,7 @@ func (m *metrics) expect(set *policy.Set, mode func(limit.Check) limit.FailureMo
 		m.granted.WithLabelValues(domain)
 		m.expired.WithLabelValues(domain)
 		m.givenBack.WithLabelValues(domain)
+		m.unasked.WithLabelValues(domain)
 		if c.Reserve > 0 {
 			m.usage.WithLabelValues(domain, m.names.of(domain, c.Name), limit.Late.String())
 		}
@@ -193,6 +196,9 @@ func (m *metrics) decided(domain string, checks []limit.Check, d limit.Decision,
 		}
 		if by := d.Results[i].Bypass; by != limit.DefaultMode {
 			m.bypassed.WithLabelValues(domain, name, by.String(), d.BypassReason).Inc()
+			continue
+		}
+		if d.Results[i].Unasked {
 			continue
 		}
 		result := "passed"

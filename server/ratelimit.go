@@ -3,8 +3,11 @@ package server
 import (
 	"context"
 	"errors"
+	"path"
+	"slices"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
 
 	"weir/envoy"
 	"weir/limit"
@@ -20,30 +23,81 @@ type rateLimit struct {
 // ShouldRateLimit decides whether work may start, and ends leases whose
 // descriptors say so.
 func (s rateLimit) ShouldRateLimit(ctx context.Context, m *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+	a, err := s.answer(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	return envoy.Encode(a.ask, a.match, a.decision, a.verdict, s.encode), nil
+}
+
+// answered is an Ask with what was decided. If nothing was asked it admits.
+type answered struct {
+	ask envoy.Ask
+	decided
+}
+
+// answer is ShouldRateLimit, before it is put into Envoy's words. Its error is a gRPC status.
+func (s rateLimit) answer(ctx context.Context, m *rls.RateLimitRequest) (answered, error) {
 	set := s.policies()
 	if set == nil {
-		return nil, toStatus(errNoPolicy)
+		return answered{}, toStatus(errNoPolicy)
 	}
 	ask, err := envoy.Decode(m)
 	if err != nil {
-		return nil, toStatus(badRequest{err})
+		return answered{}, toStatus(badRequest{err})
 	}
 	// Usage before the release: it may be of the lease that ends.
 	if err := s.settleAll(ctx, set, ask); err != nil {
-		return nil, toStatus(err)
+		return answered{}, toStatus(err)
 	}
 	if err := s.releaseAll(ctx, m.GetDomain(), ask.Endings); err != nil {
-		return nil, toStatus(err)
+		return answered{}, toStatus(err)
 	}
 	if len(ask.Request.Descriptors) == 0 { // nothing is asked
-		return envoy.Encode(ask, policy.Match{}, limit.Decision{Admitted: true}, limit.Verdict{Admitted: true}, s.encode), nil
+		return answered{ask, decided{decision: limit.Decision{Admitted: true}, verdict: limit.Verdict{Admitted: true}}}, nil
 	}
 	d, err := s.decide(ctx, set, ask.Request, asker{stream: ask.Stream})
 	if err != nil {
-		return nil, toStatus(err)
+		return answered{}, toStatus(err)
 	}
-	return envoy.Encode(ask, d.match, d.decision, d.verdict, s.encode), nil
+	return answered{ask, d}, nil
 }
+
+// register registers the service: as generated code does, but for the answers of
+// ShouldRateLimit, which are bytes for [wire] and never a message.
+func (s rateLimit) register(services grpc.ServiceRegistrar) {
+	desc := rls.RateLimitService_ServiceDesc
+	desc.Methods = slices.Clone(desc.Methods)
+	for i, m := range desc.Methods {
+		if m.MethodName != path.Base(rls.RateLimitService_ShouldRateLimit_FullMethodName) {
+			continue
+		}
+		info := &grpc.UnaryServerInfo{Server: s, FullMethod: rls.RateLimitService_ShouldRateLimit_FullMethodName}
+		desc.Methods[i].Handler = func(_ any, ctx context.Context, next func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error) {
+			m := new(rls.RateLimitRequest)
+			if err := next(m); err != nil {
+				return nil, err
+			}
+			if interceptor == nil {
+				return s.encoded(ctx, m)
+			}
+			return interceptor(ctx, m, info, s.encoded)
+		}
+	}
+	services.RegisterService(&desc, s)
+}
+
+// encoded is ShouldRateLimit of m, a RateLimitRequest, on the wire.
+func (s rateLimit) encoded(ctx context.Context, m any) (any, error) {
+	a, err := s.answer(ctx, m.(*rls.RateLimitRequest)) //nolint:errcheck // it is what the handler made
+	if err != nil {
+		return nil, err
+	}
+	return encoded(envoy.Append(make([]byte, 0, answerSize), a.ask, a.match, a.decision, a.verdict, s.encode)), nil
+}
+
+// answerSize is room for the answer about a limit or two.
+const answerSize = 192
 
 // settleAll settles what a stream has used by what its lease has reserved of the limits
 // that it meets, and charges what was not reserved, whatever is left of it; never to a

@@ -105,7 +105,7 @@ func TestUsageSettlesWhatALeaseReserved(t *testing.T) {
 	}
 	for series, want := range map[string]float64{
 		`weir_usage_total{domain="d",limit="tokens",result="settled"}`:            2,
-		`weir_usage_total{domain="d",limit="tokens",result="already_settled"}`:              1,
+		`weir_usage_total{domain="d",limit="tokens",result="already_settled"}`:    1,
 		`weir_usage_total{domain="d",limit="*",result="late"}`:                    1,
 		`weir_usage_total{domain="d",limit="unknown",result="not_reserved"}`:      1,
 		`weir_reserved_hits_total{domain="d",limit="tokens"}`:                     1600,

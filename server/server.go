@@ -24,6 +24,7 @@ import (
 	"weir/server/page"
 	"weir/store"
 	"weir/store/standby"
+	"weir/store/unasked"
 )
 
 // tellStreams is how long those who watch the health have to be told of the drain
@@ -44,6 +45,10 @@ type Options struct {
 	// UnreadyWithoutStore makes the server say that it is not ready while the store is
 	// away, not only until it has been found.
 	UnreadyWithoutStore bool
+	// RememberRefusals is how long what the store has refused is refused again without
+	// asking, unless it can pass before: for a store that takes a while to ask. At most
+	// [unasked.MaxLife]; 0: each is asked for.
+	RememberRefusals time.Duration
 	// MaxWait is how long a request waits for a slot before it is refused, where its
 	// policy does not say; 0: it does not wait.
 	MaxWait    time.Duration
@@ -72,7 +77,8 @@ type Server struct {
 	storeTimeout time.Duration
 	breakers     *breakers
 	standby      *standby.Standby
-	mustHave     bool // the store, to be ready
+	unasked      *unasked.Memory // nil: each is asked for
+	mustHave     bool            // the store, to be ready
 	log          *slog.Logger
 	encode       envoy.Options
 	credentials  credentials.TransportCredentials
@@ -139,6 +145,9 @@ func New(o Options) *Server {
 		inFlight:     &inFlight{},
 	}
 	s.bypasses, s.history = &bypasses{}, &history{samples: []sample{{at: s.started}}}
+	if o.RememberRefusals > 0 {
+		s.unasked = unasked.New(o.RememberRefusals)
+	}
 	s.streams, s.endStreams = context.WithCancel(context.Background())
 	s.page = page.New(s.streams, s.snapshot)
 	if s.storeTimeout == 0 {

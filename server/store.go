@@ -68,6 +68,7 @@ func (s *Server) releaseInFull(ctx context.Context, e limit.Ending, by string) (
 // undo gives back what r was granted, and counts it as a release. Its ctx is one of
 // detach. Of a lease of this process only the slots are given back.
 func (s *Server) undo(ctx context.Context, r limit.Request) error {
+	defer s.givingBack(keysOf(r.Checks))()
 	_, err := s.releaseBy(ctx, limit.Ending{Lease: r.Lease}, byGiveBack, r.Domain, "undo", func() (limit.Release, error) { return s.store.Undo(ctx, r) })
 	return err
 }
@@ -96,6 +97,15 @@ func (s *Server) releaseBy(ctx context.Context, e limit.Ending, by, domain, op s
 	return r, nil
 }
 
+// keysOf are the keys of checks.
+func keysOf(checks []limit.Check) []string {
+	keys := make([]string, len(checks))
+	for i, c := range checks {
+		keys[i] = c.Key
+	}
+	return keys
+}
+
 // settle settles usage, and counts it. Its ctx is one of detach.
 func (s *Server) settle(ctx context.Context, u limit.Usage) ([]limit.Settlement, error) {
 	all, rest, err := s.standby.Settle(u)
@@ -103,6 +113,14 @@ func (s *Server) settle(ctx context.Context, u limit.Usage) ([]limit.Settlement,
 		return nil, err
 	}
 	if len(rest.Checks)+len(rest.Limits) > 0 {
+		if s.unasked != nil {
+			// By the names of limits it may be any of the lease's.
+			keys := keysOf(rest.Checks)
+			if len(rest.Limits) > 0 {
+				keys = nil
+			}
+			defer s.unasked.Give(keys...)()
+		}
 		var settled []limit.Settlement
 		err := s.call(ctx, "settle", u.Domain, func() (err error) {
 			settled, err = s.store.Settle(ctx, rest)

@@ -24,6 +24,7 @@ import (
 	"weir/store/memory"
 	"weir/store/redis"
 	"weir/store/standby"
+	"weir/store/unasked"
 )
 
 type serveCommand struct {
@@ -41,6 +42,7 @@ type serveCommand struct {
 	Replicas                  int           `env:"WEIR_REPLICAS" default:"1" help:"How many replicas share the load, at most: the share of one in the failure mode local (${default})."`
 	UnreadyWithoutStore       bool          `env:"WEIR_UNREADY_WITHOUT_STORE" help:"Say not ready while Redis does not answer. Otherwise it is ready, and degraded."`
 	MaxWait                   time.Duration `env:"WEIR_MAX_WAIT" default:"2ms" help:"How long a request waits for a slot of a full lane or pool before it is refused, where its policy does not say (${default}); 0: it does not wait."`
+	RememberRefusals          time.Duration `env:"WEIR_REMEMBER_REFUSALS" default:"250ms" help:"How long what Redis has refused is refused again without asking it, unless it can pass before (${default}, at most a second): so late may count what another replica gives back. 0: each is asked for."`
 	Shadow                    bool          `env:"WEIR_SHADOW" help:"Refuse nobody: evaluate and count every limit as if it were in shadow_mode, for a first week."`
 	Lenient                   bool          `env:"WEIR_LENIENT" help:"Load, with a warning, what envoyproxy/ratelimit accepts by mistake."`
 	LeaseHeader               bool          `env:"WEIR_LEASE_HEADER" help:"Send the lease id to the upstream as x-weir-lease, so that it can release."`
@@ -74,6 +76,9 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	signal.Ignore(syscall.SIGPIPE) // a log that nobody reads must not end the service
 	hangUp, stop := hangUps()      // nor a SIGHUP, however early or late
 	defer stop()
+	if c.RememberRefusals < 0 || c.RememberRefusals > unasked.MaxLife {
+		return fmt.Errorf("--remember-refusals %v must be within 0 and %v", c.RememberRefusals, unasked.MaxLife)
+	}
 	if c.MaxWait < 0 || c.MaxWait > limit.MaxWait {
 		return fmt.Errorf("--max-wait must be 0..%v, got %v; the default is 2ms", limit.MaxWait, c.MaxWait)
 	}
@@ -126,6 +131,7 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 		StoreTimeout:        c.StoreTimeout,
 		Standby:             standby.Options{Mode: limit.ParseFailureMode(c.FailureMode), Replicas: c.Replicas},
 		MaxWait:             c.MaxWait,
+		RememberRefusals:    c.rememberRefusals(),
 		Logger:              log,
 		Registerer:          registry,
 		UnreadyWithoutStore: c.UnreadyWithoutStore,
@@ -145,6 +151,14 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 		srv.Close()
 	}
 	return errors.Join(err, st.Close(), traces.end(con.ctx))
+}
+
+// rememberRefusals is 0 without a Redis: to ask this process costs as little.
+func (c *serveCommand) rememberRefusals() time.Duration {
+	if c.Redis == "" {
+		return 0
+	}
+	return c.RememberRefusals
 }
 
 // newLogHandler writes logs for people or for machines.

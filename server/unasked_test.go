@@ -1,0 +1,86 @@
+package server_test
+
+import (
+	"testing"
+	"time"
+
+	"weir/server"
+	"weir/store/memory"
+	"weir/store/storetest"
+)
+
+const tenPolicy = `
+domain: d
+descriptors:
+  - {key: a, token_bucket: {capacity: 2, refill: 1/h}}
+  - {key: b, rate_limit: {unit: day, requests_per_unit: 2, reserve: 10m}}
+  - {key: user, concurrency: {max_in_flight: 1, lease: 30s}}
+`
+
+// remembering is a service that remembers what was refused, on a clock that stands.
+func remembering(t *testing.T) *service {
+	t.Helper()
+	clock := storetest.NewClock()
+	s := serviceWith(t, memory.New(memory.Options{Now: clock.Now}), clock, func(o *server.Options) { o.RememberRefusals = time.Second })
+	s.setPolicy(t, tenPolicy)
+	return s
+}
+
+// unasked is how many were refused without asking the store.
+func (s *service) unasked(t *testing.T) float64 {
+	t.Helper()
+	return s.metric(t, `weir_refused_unasked_total{domain="d"}`)
+}
+
+func TestWhatWasRefusedIsRefusedAgainUnasked(t *testing.T) {
+	s := remembering(t)
+	script(t, s,
+		"[a=x]", "OK [OK 1]", "[a=x]", "OK [OK 0]",
+		"[a=x]", "OVER [OVER 0]", "[a=x]", "OVER [OVER 0]",
+		"[a=x][user=u]", "OVER [OVER 0][OK nil]", // of the lane nothing is known
+		"[user=u]", "OK [OK 0]", // and it was not taken
+	)
+	if got := s.unasked(t); got != 2 {
+		t.Errorf("%v were refused unasked, want 2", got)
+	}
+	for series, want := range map[string]float64{
+		`weir_decisions_total{domain="d",verdict="refused"}`:                            3,
+		`weir_checks_total{domain="d",kind="token_bucket",limit="a",result="refused"}`:  3,
+		`weir_refusals_total{class="lane",domain="d",limit="a",reason="bucket_empty"}`:  3,
+		`weir_checks_total{domain="d",kind="concurrency",limit="user",result="passed"}`: 1,
+	} {
+		if got := s.metric(t, series); got != want {
+			t.Errorf("%s = %v, want %v", series, got, want)
+		}
+	}
+}
+
+// What this replica gives back counts at once.
+func TestWhatIsGivenBackHereIsNotRefusedUnasked(t *testing.T) {
+	s := remembering(t)
+	script(t, s,
+		"[a=x;hits=2]", "OK [OK 0]", "[a=x]", "OVER [OVER 0]", "[a=x]", "OVER [OVER 0]",
+		"[a=x;hits=1;neg]", "OK [OK 1]", "[a=x]", "OK [OK 0]",
+		// By usage.
+		"[weir.stream_id=s1][b=x;hits=2]", "OK [OK nil][OK 0]", "[b=x]", "OVER [OVER 0]", "[b=x]", "OVER [OVER 0]",
+		"[weir.event=usage,weir.stream_id=s1,b=x;hits=1]", "OK [OK nil]", "[b=x]", "OK [OK 0]",
+	)
+	if got := s.unasked(t); got != 2 {
+		t.Errorf("%v were refused unasked, want 2", got)
+	}
+}
+
+// A new policy is asked for.
+func TestAnotherPolicyIsNotRefusedUnasked(t *testing.T) {
+	s := remembering(t)
+	script(t, s, "[a=x;hits=2]", "OK [OK 0]", "[a=x]", "OVER [OVER 0]")
+	s.setPolicy(t, `
+domain: d
+descriptors:
+  - {key: a, token_bucket: {capacity: 3, refill: 1/h}}
+`)
+	script(t, s, "[a=x]", "OVER [OVER 0]", "[a=x]", "OVER [OVER 0]")
+	if got := s.unasked(t); got != 1 {
+		t.Errorf("%v were refused unasked, want the last alone", got)
+	}
+}
