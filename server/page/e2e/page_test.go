@@ -147,8 +147,8 @@ func TestThePageSaysThatRedisIsDownAndHowManyPassed(t *testing.T) {
 	}
 	o.expect("#headline", "Pool images is full: 4 of 4")
 
-	redis.Kill()
 	down := time.Now()
+	redis.Kill() // returns when it has ended, which weir may see before
 	if passed := p.send(40, "account", "bob"); passed != 40 {
 		t.Errorf("%d of 40 passed without Redis, want all", passed)
 	}
@@ -198,8 +198,8 @@ func TestRedisDownIsShownWithin2Seconds(t *testing.T) {
 	for range 3 {
 		o.expect("#store", "Redis answers")
 		o.do(chromedp.Evaluate[chromedp.Void]("window.shownAt = undefined"))
-		redis.Kill() // nobody asks: the look that weir takes each second finds it out
 		down := time.Now()
+		redis.Kill() // nobody asks: the look that weir takes each second finds it out
 		o.wait("it is shown", func() bool { return o.is("window.shownAt !== undefined") })
 		shown := time.UnixMilli(run(o, chromedp.Evaluate[int64]("window.shownAt")))
 		took = append(took, shown.Sub(down))
