@@ -8,16 +8,17 @@ import (
 )
 
 func TestEveryCommandHasAnExample(t *testing.T) {
-	parser, err := kong.New(&command{}, kong.Vars{"version": ""})
+	parser, err := kong.New(&command{}, kong.Name("weir"), kong.Vars{"version": ""})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range parser.Model.Leaves(true) {
-		if !strings.HasPrefix(c.Detail, "Example: ") || !strings.Contains(c.Detail, "weir "+c.Name) {
-			t.Errorf("weir %s --help begins with %.40q, want an example", c.Name, c.Detail)
+		path := strings.TrimSuffix(c.Path(), " list") // which may be left out
+		if !strings.HasPrefix(c.Detail, "Example: ") || !strings.Contains(c.Detail, path) {
+			t.Errorf("%s --help begins with %.40q, want an example", path, c.Detail)
 		}
 		if c.Help == "" {
-			t.Errorf("weir %s has no help", c.Name)
+			t.Errorf("%s has no help", path)
 		}
 	}
 }
