@@ -39,9 +39,9 @@ type Options struct {
 	// FailureMode decides while the service is away.
 	FailureMode FailureMode
 	// Timeout is how long one try of a call may take; 0 means 250 ms. An Acquire takes
-	// at most Tries times as long, and some ms between them. Give the contexts of
-	// callers 1.1 times as long at least: a service that hangs is then told from a
-	// caller that left, and FailureMode decides before the context ends.
+	// at most Tries times as long, and some ms between them. If the service hangs and a
+	// context ends before that, but after 1.1 times Timeout, FailureMode decides before
+	// it ends.
 	Timeout time.Duration
 	// Tries is how often an Acquire is sent at most if its answers are lost; 0 means 2.
 	Tries int

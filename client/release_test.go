@@ -173,7 +173,7 @@ func TestAReleaseIsSentUntilTheLeaseHasExpired(t *testing.T) {
 		l.Release(t.Context())
 		time.Sleep(8 * time.Second)
 		away.Store(false)
-		time.Sleep(6 * time.Second) // the release is sent again each 5 s
+		time.Sleep(10 * time.Second) // the release is sent again within 7.5 s
 		expect(t, "slots", slots(t, s.conn, "alice"), 0)
 	})
 }
