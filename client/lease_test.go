@@ -228,7 +228,7 @@ func TestALeaseForgetsContextsThatAreOver(t *testing.T) {
 	c := newClient(t, s.conn, client.Options{})
 	l := acquire(t, c, account("alice"))
 	defer l.Release(t.Context())
-	type payload struct{ bytes [1 << 16]byte }
+	type payload struct{ _ [1 << 16]byte }
 	type key struct{}
 	made := make([]weak.Pointer[payload], 50)
 	for i := range made {

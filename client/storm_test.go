@@ -75,7 +75,6 @@ func TestLeasesEndOnceWhoeverEndsThem(t *testing.T) {
 	expect(t, "released", w.count("releases released"), n)
 	expect(t, "held", w.level(client.LeasesHeld), 0)
 	expect(t, "pending", w.level(client.ReleasesPending), 0)
-
 }
 
 // A queue that is closed while jobs enter, work, panic and are cancelled holds nothing.

@@ -126,7 +126,7 @@ func (p prepared) start(t *testing.T, environment []string, address, account str
 	t.Cleanup(cancel)
 	r := &process{cmd: exec.CommandContext(ctx, os.Getenv(p.interpreter), args...)}
 	r.cmd.Dir = p.dir
-	r.cmd.WaitDelay = storetest.Deadline // for a command that outlives its program
+	r.cmd.WaitDelay = storetest.Deadline                                        // for a command that outlives its program
 	r.cmd.Env = append(append(os.Environ(), "WEIR_TIMEOUT=20"), environment...) // of a busy machine
 	r.cmd.Stdout, r.cmd.Stderr = &r.stdout, writer(r.write)
 	var err error
