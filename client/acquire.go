@@ -52,9 +52,9 @@ func (c *Client) abandon(a *ask, err error) {
 	if !a.lost || !a.own {
 		return
 	}
-	e := &ending{ask: a, until: time.Now().Add(abandonedLife)}
+	e := &ending{ask: a, until: a.lostAt.Add(c.heartbeat.shortestLife())}
 	if err != nil { // no work is done: what it reserved is given back
-		e.usage = []*weirv1.LimitUsage{{}}
+		e.usage = usageParts{{{}}}
 	}
 	c.releases.later(e)
 }
@@ -107,29 +107,34 @@ func (c *Client) decide(ctx context.Context, a *ask) (*Lease, error) {
 // send sends the request until it is answered, within Tries and the budget. sent is the
 // moment before the try that was answered. The error is ctx's if that ended.
 func (c *Client) send(ctx context.Context, a *ask) (answer *weirv1.AcquireResponse, sent time.Time, err error) {
-	tries := 0
+	pauses := &backoff.ExponentialBackOff{
+		InitialInterval: 10 * time.Millisecond, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: time.Second,
+	}
+	pauses.Reset()
+	tries, began := 0, time.Now()
 	answer, err = backoff.Retry(ctx, func() (*weirv1.AcquireResponse, error) {
 		tries++
 		sent = time.Now()
 		more := a.repeatable() && tries < c.options.Tries
-		answer, err := c.try(ctx, a, more)
-		again := errors.As(err, new(*awayError)) && more && c.breaker.State() != gobreaker.StateOpen && c.patience.budget.spend()
-		if err != nil && !again {
-			return nil, backoff.Permanent(err)
+		answer, err := c.try(ctx, a, c.giveUpAt(ctx, began, sent), more)
+		if err == nil || !more || !errors.As(err, new(*awayError)) || errors.Is(err, errNotSent) || c.breaker.State() == gobreaker.StateOpen {
+			return answer, permanent(err)
 		}
-		return answer, err
+		pause, now := pauses.NextBackOff(), time.Now()
+		if end, waited := c.early(ctx, began, now); waited && !now.Add(pause).Before(end) || !c.patience.budget.spend() {
+			return nil, permanent(err)
+		}
+		return nil, backoff.RetryAfter(pause, err)
 	},
-		backoff.WithBackOff(&backoff.ExponentialBackOff{
-			InitialInterval: 10 * time.Millisecond, RandomizationFactor: 0.5, Multiplier: 2, MaxInterval: time.Second,
-		}),
-		backoff.WithMaxElapsedTime(0), // Tries bounds it
+		backoff.WithBackOff(&backoff.ZeroBackOff{}), // pause says when
+		backoff.WithMaxElapsedTime(0),               // Tries bounds it
 		backoff.WithNotify(func(error, time.Duration) { c.observer.Count(Retries, "lost") }),
 	)
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
 		return nil, sent, context.Cause(ctx)
-	case errors.Is(err, errCallerLeft):
+	case errors.Is(err, errCallerLeft): // the service saw it first
 		return nil, sent, context.DeadlineExceeded
 	}
 	if gaveUp := backoff.AsRetryError(err); gaveUp != nil {
@@ -138,18 +143,33 @@ func (c *Client) send(ctx context.Context, a *ask) (answer *weirv1.AcquireRespon
 	return answer, sent, err
 }
 
-// errNotSent is in the chain of an error of a call that the breaker kept from the
-// service.
-var errNotSent = errors.New("the calls before it were not answered")
+// early is when a caller with a deadline has to be told, so that it can still do
+// something. waited: at t it has waited for Timeout, since began, so that the service is
+// what keeps it.
+func (c *Client) early(ctx context.Context, began, t time.Time) (end time.Time, waited bool) {
+	callers, ok := ctx.Deadline()
+	return callers.Add(-c.options.Timeout / 10), ok && t.Sub(began) >= c.options.Timeout
+}
 
-// errAgain is in the chain of the error of a try behind which another may come: it may
-// have been on a connection that was cut, with all that were on it, and another replica
-// answers the next.
-var errAgain = errors.New("the answer was lost")
+// giveUpAt is when to give up a try that begins now: after Timeout, or early enough for a
+// caller that will have waited as long by then.
+func (c *Client) giveUpAt(ctx context.Context, began, now time.Time) time.Time {
+	late := now.Add(c.options.Timeout)
+	if end, _ := c.early(ctx, began, now); end.After(now) && end.Before(late) && end.Sub(began) >= c.options.Timeout {
+		return end
+	}
+	return late
+}
 
-// try sends the request once. Its error is an awayError if the service did not answer.
-// With more to come it says nothing about the service.
-func (c *Client) try(ctx context.Context, a *ask, more bool) (_ *weirv1.AcquireResponse, err error) {
+// try sends the request once, and waits until end at most. Its error is an awayError if
+// the service did not answer. With more to come it says nothing about the service.
+func (c *Client) try(ctx context.Context, a *ask, end time.Time, more bool) (_ *weirv1.AcquireResponse, err error) {
+	try, cancel := context.WithDeadline(ctx, end)
+	defer cancel()
+	if hurried(ctx, try) && c.breaker.State() == gobreaker.StateHalfOpen {
+		c.breaker.look() // it would leave before it knew
+		return nil, &awayError{errNotSent}
+	}
 	done, err := c.breaker.Allow()
 	if err != nil {
 		return nil, &awayError{errNotSent}
@@ -162,19 +182,27 @@ func (c *Client) try(ctx context.Context, a *ask, more bool) (_ *weirv1.AcquireR
 		}
 		done(err)
 	}()
-	try, cancel := context.WithTimeout(ctx, c.options.Timeout)
-	defer cancel()
 	var to peer.Peer // remains empty if nothing was sent
+	sent := time.Now()
 	answer, err := c.service.Acquire(try, a.next(), grpc.Peer(&to))
-	a.lost = err != nil && (a.lost || to.Addr != nil)
+	a.heard(err, to.Addr != nil, sent)
 	switch code := status.Code(err); {
 	case err == nil:
 	case ctx.Err() != nil, code == codes.DeadlineExceeded && hurried(ctx, try):
 		err = fmt.Errorf("%w: %w", errCallerLeft, err)
+		c.breaker.look()
 	case away(code):
 		err = &awayError{err}
 	}
 	return answer, err
+}
+
+// permanent is err as one after which nothing is tried; nil if it is nil.
+func permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return backoff.Permanent(err)
 }
 
 // hurried reports whether the deadline of a try is its caller's. Then the service may
@@ -196,10 +224,4 @@ func away(c codes.Code) bool {
 		codes.ResourceExhausted, codes.FailedPrecondition, codes.OutOfRange, codes.Unimplemented, codes.Unauthenticated:
 	}
 	return false
-}
-
-// silent reports whether the error of a call means that nobody has answered it.
-func silent(err error) bool {
-	c := status.Code(err)
-	return c == codes.Unavailable || c == codes.DeadlineExceeded
 }

@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -270,25 +270,6 @@ func TestWithoutAnOperationNothingIsAskedTwice(t *testing.T) {
 	expect(t, "operation", conn.asked[0].GetOperationId(), "")
 }
 
-// A service that fails on one request answers the others: nobody can open the breaker for
-// all by sending what it fails on.
-func TestWhatTheServiceFailsOnOpensNoBreaker(t *testing.T) {
-	s := serve(t, images)
-	conn := &wire{ClientConnInterface: s.conn, lose: func(_ context.Context, _ string, n int, _ proto.Message) loss {
-		if n <= 20 {
-			return loss{request: status.Error(codes.Internal, "a bug")}
-		}
-		return loss{}
-	}}
-	c := newClient(t, conn, client.Options{Tries: 1})
-	for range 20 {
-		expect(t, "bypass", acquire(t, c, account("alice")).Bypass(), client.BypassClient)
-	}
-	l := acquire(t, c, account("alice"))
-	expect(t, "bypass of the next", l.Bypass(), client.NoBypass)
-	l.Release(t.Context())
-}
-
 // What the service decided without its store is counted by its reason.
 func TestTheServicesBypassesAreSeen(t *testing.T) {
 	for _, tt := range []struct {
@@ -311,71 +292,6 @@ func TestTheServicesBypassesAreSeen(t *testing.T) {
 		expect(t, "reason", reason, "timeout")
 		expect(t, "counted", w.count("bypasses timeout"), 1)
 	}
-}
-
-func TestASilentServiceHoldsNobodyUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := serve(t, images)
-		var silent atomic.Bool
-		silent.Store(true)
-		conn := &wire{ClientConnInterface: s.conn, lose: func(ctx context.Context, method string, _ int, _ proto.Message) loss {
-			if silent.Load() && method == "Acquire" {
-				return loss{request: hang(ctx)}
-			}
-			return loss{}
-		}}
-		c := client.New(conn, client.Options{Domain: "images"})
-		defer c.Close()
-		var took []time.Duration
-		for range 5 {
-			start := time.Now()
-			l := acquire(t, c, account("alice"))
-			expect(t, "bypass", l.Bypass(), client.BypassClient)
-			took = append(took, time.Since(start))
-		}
-		for i, d := range took[:3] {
-			if d < 500*time.Millisecond || d > 520*time.Millisecond {
-				t.Errorf("ask %d took %v, want two tries of 250 ms", i+1, d)
-			}
-		}
-		expect(t, "the fourth", took[3], 0)
-		expect(t, "tries", conn.count("Acquire"), 6)
-
-		silent.Store(false)
-		time.Sleep(1100 * time.Millisecond)
-		l := acquire(t, c, account("alice"))
-		expect(t, "bypass when the service is back", l.Bypass(), client.NoBypass)
-		l.Release(t.Context())
-	})
-}
-
-// A connection that is cut fails all that are on it, and another replica answers them.
-func TestACutConnectionOpensNoBreaker(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const asks = 20
-		s := serve(t, images)
-		var under sync.WaitGroup // ways
-		under.Add(asks)
-		conn := &wire{ClientConnInterface: s.conn, lose: func(_ context.Context, _ string, _ int, m proto.Message) loss {
-			if a, ok := m.(*weirv1.AcquireRequest); ok && a.GetAttempt() == 1 {
-				under.Done()
-				under.Wait()
-				return loss{request: cut}
-			}
-			return loss{}
-		}}
-		c := client.New(conn, client.Options{Domain: "images", Retry: client.Retry{Budget: 10}})
-		defer c.Close()
-		var clients sync.WaitGroup
-		for n := range asks {
-			clients.Go(func() {
-				l := acquire(t, c, account(fmt.Sprint(n)))
-				expect(t, "bypass", l.Bypass(), client.NoBypass)
-				l.Release(t.Context())
-			})
-		}
-		clients.Wait()
-	})
 }
 
 func TestACallerThatLeavesIsNotAdmitted(t *testing.T) {
@@ -510,4 +426,81 @@ func TestNothingIsAskedAfterClose(t *testing.T) {
 	}
 	l.Release(t.Context())
 	expect(t, "slots after a release after Close", slots(t, s.conn, "alice"), 0)
+}
+
+// When a lease that nobody was told of has expired, to ask for it would take all of it
+// anew.
+func TestAnAbandonedRequestIsNotChargedTwice(t *testing.T) {
+	for _, tt := range []struct {
+		life        string
+		known       bool // by a lease before it
+		away        time.Duration
+		slots, left int // at once when the service is back
+	}{
+		{"10s", false, 15 * time.Second, 0, 99},
+		{"10s", true, 15 * time.Second, 0, 98},
+		{"3s", true, 3100 * time.Millisecond, 0, 98},
+		{"100s", true, 50 * time.Second, 0, 98}, // it is found
+		{"100s", false, 2 * time.Second, 0, 99},
+		{"100s", true, 70 * time.Second, 1, 98}, // it may have expired, for all that is known
+	} {
+		t.Run(fmt.Sprint(tt), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := serve(t, `
+domain: images
+descriptors:
+  - key: account
+    rate_limit: {unit: day, requests_per_unit: 100}
+    concurrency: {max_in_flight: 3, lease: `+tt.life+`}
+`)
+				var isAway, lose atomic.Bool
+				conn := &wire{ClientConnInterface: s.conn, lose: func(_ context.Context, method string, _ int, _ proto.Message) loss {
+					switch {
+					case method == "Inspect":
+					case isAway.Load():
+						return loss{request: refused}
+					case lose.Load():
+						isAway.Store(true)
+						return loss{reply: cut}
+					}
+					return loss{}
+				}}
+				c := newClient(t, conn, client.Options{FailureMode: client.FailClosed})
+				if tt.known {
+					acquire(t, c, account("alice")).Release(t.Context())
+				}
+				lose.Store(true)
+				if _, err := c.Acquire(t.Context(), account("alice")); err == nil {
+					t.Fatal("it is admitted without an answer")
+				}
+				lose.Store(false)
+				time.Sleep(tt.away)
+				isAway.Store(false)
+				time.Sleep(8 * time.Second)
+				expect(t, "slots", slots(t, s.conn, "alice"), tt.slots)
+				expect(t, "left", tokens(t, s.conn, "alice"), tt.left)
+			})
+		})
+	}
+}
+
+// 0 would be "not told", and never late.
+func TestAttemptsDoNotWrapAround(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, metered)
+		conn := &wire{ClientConnInterface: s.conn, lose: func(_ context.Context, method string, n int, _ proto.Message) loss {
+			if method == "Acquire" && n == 1 {
+				return loss{reply: cut}
+			}
+			return loss{}
+		}}
+		c := newClient(t, conn, client.Options{})
+		r := account("alice")
+		r.Operation, r.Attempt = "o", math.MaxUint32
+		acquire(t, c, r).Release(t.Context())
+		expect(t, "tries", len(conn.asked), 2)
+		for _, m := range conn.asked {
+			expect(t, "attempt", m.GetAttempt(), math.MaxUint32)
+		}
+	})
 }

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
 	"google.golang.org/grpc"
 
 	weirv1 "weir/proto/weir/v1"
@@ -20,12 +19,6 @@ const (
 	defaultTimeout      = 250 * time.Millisecond
 	defaultTries        = 2
 	defaultCloseTimeout = 5 * time.Second
-)
-
-// When the client stops waiting for a service that is away, as weir does for its store.
-const (
-	breakAfter = 3           // requests in a row whose answers were lost
-	stayOpen   = time.Second // before one request at a time tries it
 )
 
 // FailureMode says what becomes of an Acquire that the service does not answer.
@@ -46,7 +39,9 @@ type Options struct {
 	// FailureMode decides while the service is away.
 	FailureMode FailureMode
 	// Timeout is how long one try of a call may take; 0 means 250 ms. An Acquire takes
-	// at most Tries times as long, and some ms between them.
+	// at most Tries times as long, and some ms between them. If the service hangs and a
+	// context ends before that, but after 1.1 times Timeout, FailureMode decides before
+	// it ends.
 	Timeout time.Duration
 	// Tries is how often an Acquire is sent at most if its answers are lost; 0 means 2.
 	Tries int
@@ -73,7 +68,7 @@ type Client struct {
 	closeTimeout time.Duration
 	observer     Observer
 	log          *slog.Logger
-	breaker      *gobreaker.TwoStepCircuitBreaker[struct{}]
+	breaker      *breaker
 	patience     *patience
 
 	warnedMu sync.Mutex
@@ -83,13 +78,14 @@ type Client struct {
 	releases  *releases
 
 	closed     atomic.Bool
-	background sync.WaitGroup // the goroutines of heartbeat and releases
+	background sync.WaitGroup // the goroutines of heartbeat, releases and breaker
 	life       context.Context
 	end        context.CancelFunc
 }
 
 // New returns a client of the service that conn connects to. The connection stays the
-// caller's, and must be open until Close has returned. A client has two goroutines.
+// caller's, and must be open until Close has returned. A client has two goroutines, and a
+// third while it looks whether the service is there.
 func New(conn grpc.ClientConnInterface, o Options) *Client {
 	c := &Client{
 		service:      weirv1.NewLeaseServiceClient(conn),
@@ -108,7 +104,7 @@ func New(conn grpc.ClientConnInterface, o Options) *Client {
 		c.log = slog.New(slog.DiscardHandler)
 	}
 	c.patience = newPatience(o.Retry, defaultAttempts, defaultBudget)
-	c.breaker = newBreaker(c.log)
+	c.breaker = newBreaker(c, conn)
 	c.life, c.end = context.WithCancel(context.Background())
 	c.heartbeat, c.releases = newHeartbeat(c), newReleases(c)
 	c.background.Go(c.heartbeat.run)
@@ -122,34 +118,16 @@ var ErrClosed = errors.New("client: closed")
 // Close waits for releases that the service has not heard of yet, at most
 // CloseTimeout, and ends the client's goroutines. What is given up then is counted and
 // logged: those slots are free when their leases expire. Leases that are still held are
-// not renewed any more; they can be released, by one try. Close the queues first.
+// not renewed any more, so that they are lost when their life is over; they can be
+// released, by one try. Close the queues first.
 func (c *Client) Close() {
 	if !c.closed.Swap(true) {
 		c.releases.close(c.closeTimeout)
+		c.breaker.close()
 		c.end()
 	}
 	c.background.Wait()
 	if n := c.releases.giveUpAll(); n > 0 {
 		c.log.WarnContext(context.Background(), "leases could not be released and end when they expire", "leases", n)
 	}
-}
-
-func newBreaker(log *slog.Logger) *gobreaker.TwoStepCircuitBreaker[struct{}] {
-	return gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		MaxRequests: 1,
-		Timeout:     stayOpen,
-		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= breakAfter },
-		// A caller that went away says nothing about the service, and an answer, even
-		// an error, says that it is there.
-		IsExcluded:   func(err error) bool { return errors.Is(err, errCallerLeft) || errors.Is(err, errAgain) },
-		IsSuccessful: func(err error) bool { return !silent(err) },
-		OnStateChange: func(_ string, from, to gobreaker.State) {
-			switch {
-			case to == gobreaker.StateOpen && from == gobreaker.StateClosed:
-				log.WarnContext(context.Background(), "the rate-limit service does not answer")
-			case to == gobreaker.StateClosed:
-				log.InfoContext(context.Background(), "the rate-limit service answers again")
-			}
-		},
-	})
 }

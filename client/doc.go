@@ -33,8 +33,16 @@
 // otherwise; each such answer is told to the [Observer] and by [Lease.Bypass]. A release
 // that the service does not hear of is sent again until the lease has expired.
 //
+// It is away for a caller whom it has not answered within Timeout, and for all when three
+// calls in a row were not answered: then nobody waits, and one call a second tries it. A
+// caller whose context ends before Timeout gets the context's error, and says nothing about
+// the service: in its place the client looks by gRPC's health check (which weir answers to
+// everybody), so that later callers are not kept, however short their time.
+//
 // If every answer to an Acquire is lost, or its caller leaves, nobody knows whether there is
-// a lease. The client asks for it within the next minute, to release it. That costs the
-// price of the request if there was none. Who names the operation asks for it himself, or
-// its slots are taken until the lease expires.
+// a lease. The client asks for it, to release it, as long as it surely lives: the shortest
+// life of a lease that it was told of, at most a minute; 5 s if it was told of none. That
+// costs the price of the request if there was no lease, and once more if the policy has
+// leases that are shorter than those. Who names the operation asks for it himself, or its
+// slots are taken until the lease expires.
 package client

@@ -78,6 +78,8 @@ func (c *Client) serve(ctx context.Context, r Request, trailer func(metadata.MD)
 		return nil, limited.GRPCStatus().Err()
 	case err != nil && ctx.Err() != nil:
 		return nil, status.FromContextError(ctx.Err()).Err()
+	case errors.Is(err, context.DeadlineExceeded): // the service saw it first
+		return nil, status.FromContextError(context.DeadlineExceeded).Err()
 	case errors.Is(err, ErrClosed):
 		return nil, status.Error(codes.Unavailable, "the server is closing")
 	case err != nil:

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -13,17 +14,25 @@ const (
 	maxLeases    = 1000            // of one call
 	renewTimeout = 5 * time.Second // of one call, at most
 	shortestBeat = 10 * time.Millisecond
+	// How long a lease of which nobody was told may be taken to live: as long as the
+	// shortest of which this client was told, and 5 s before that.
+	firstGuess, longestGuess = 5 * time.Second, time.Minute
+	// longLife is what a lease is taken to live after a renewal, if that is not known.
+	longLife = time.Hour
 )
 
 // heartbeat renews the leases that are held, all that are due soon in one call, and
-// notices those that are lost. One goroutine serves all.
+// notices those that are lost. One goroutine serves all, until Close; then nothing is
+// renewed, and a timer notices what is lost.
 type heartbeat struct {
 	c *Client
 
-	mu    sync.Mutex
-	held  map[*Lease]struct{}
-	next  time.Time // when timer fires; zero: it does not
-	timer *time.Timer
+	mu       sync.Mutex
+	held     map[*Lease]struct{}
+	next     time.Time // when timer fires; zero: it does not
+	timer    *time.Timer
+	ended    bool          // run has
+	shortest time.Duration // of the lives of leases; 0: none is known
 }
 
 func newHeartbeat(c *Client) *heartbeat {
@@ -34,28 +43,47 @@ func newHeartbeat(c *Client) *heartbeat {
 
 // add begins to renew a lease. The request was sent at sent, so that the lease lives at
 // least until sent + ttl.
-func (h *heartbeat) add(l *Lease, sent time.Time, ttl, renewAfter time.Duration) {
+func (h *heartbeat) add(l *Lease, sent time.Time, told *weirv1.Lease, replayed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l.held = true
-	l.extend(sent, ttl, renewAfter)
+	h.extend(l, sent, told.GetTtl().AsDuration(), told.GetRenewAfter().AsDuration())
+	if replayed { // that was what is left of its life
+		l.life = max(l.life, longLife)
+	} else {
+		h.know(l.life)
+	}
 	h.held[l] = struct{}{}
-	h.wakeAt(l.due())
+	h.wakeAt(h.due(l))
 	h.c.observer.Level(LeasesHeld, 1)
 }
 
 // extend notes what the service promised to what was sent at sent.
-func (l *Lease) extend(sent time.Time, ttl, renewAfter time.Duration) {
+func (h *heartbeat) extend(l *Lease, sent time.Time, ttl, renewAfter time.Duration) {
 	if renewAfter <= 0 || renewAfter > ttl {
 		renewAfter = ttl / 3
 	}
-	l.life, l.renewAfter, l.lastSent = ttl, max(renewAfter, shortestBeat), sent
-	l.expires, l.renewAt = sent.Add(ttl), sent.Add(l.renewAfter)
+	l.life, l.renewAfter = ttl, max(renewAfter, shortestBeat)
+	l.expires, l.renewAt, l.gone = sent.Add(ttl), sent.Add(l.renewAfter), time.Now().Add(ttl)
 }
 
-// due is when the heartbeat has to look at the lease.
-func (l *Lease) due() time.Time {
-	if l.renewing || l.expires.Before(l.renewAt) {
+// know notes the life of a lease. The lock is held.
+func (h *heartbeat) know(life time.Duration) {
+	if h.shortest == 0 || life < h.shortest {
+		h.shortest = life
+	}
+}
+
+// shortestLife is how long a lease of which nobody was told lives, for all that is known.
+func (h *heartbeat) shortestLife() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return min(longestGuess, cmp.Or(h.shortest, firstGuess))
+}
+
+// due is when the heartbeat has to look at the lease. The lock is held.
+func (h *heartbeat) due(l *Lease) time.Time {
+	if h.ended || l.renewing || l.expires.Before(l.renewAt) {
 		return l.expires
 	}
 	return l.renewAt
@@ -70,7 +98,7 @@ func (h *heartbeat) wakeAt(t time.Time) {
 }
 
 // drop ends the renewal of a lease that is released. until is when it has expired at
-// the service at the latest. Only the first call for a lease is.
+// the service at the latest. Only the first call for a lease is first.
 func (h *heartbeat) drop(l *Lease) (usage map[string]uint64, until time.Time, first bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -79,7 +107,7 @@ func (h *heartbeat) drop(l *Lease) (usage map[string]uint64, until time.Time, fi
 	}
 	l.ended = true
 	h.forget(l, nil)
-	return l.usage, l.lastSent.Add(l.life), true
+	return l.usage, l.gone, true
 }
 
 // forget takes a lease out of those that are held, and ends its contexts. The lock is
@@ -91,8 +119,9 @@ func (h *heartbeat) forget(l *Lease, cause error) {
 	l.held = false
 	delete(h.held, l)
 	h.c.observer.Level(LeasesHeld, -1)
-	for _, cancel := range l.contexts {
-		cancel(cause)
+	for _, child := range l.contexts {
+		child.keep()
+		child.cancel(cause)
 	}
 	l.contexts = nil
 }
@@ -105,6 +134,7 @@ func (h *heartbeat) lose(l *Lease, how string) {
 }
 
 func (h *heartbeat) run() {
+	defer h.end()
 	var calls sync.WaitGroup
 	defer calls.Wait()
 	defer h.timer.Stop()
@@ -120,6 +150,14 @@ func (h *heartbeat) run() {
 	}
 }
 
+// end has a timer of its own notice what is lost from now on.
+func (h *heartbeat) end() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ended = true
+	h.timer = time.AfterFunc(0, func() { h.beat(time.Now()) })
+}
+
 // beat loses what has expired and returns what is to be renewed: with a lease that is
 // due come those that are due in the next quarter of their time, so that they are
 // renewed together ever after.
@@ -132,11 +170,11 @@ func (h *heartbeat) beat(now time.Time) (batch []*Lease) {
 		case !now.Before(l.expires):
 			h.lose(l, "expired")
 			continue
-		case !l.renewing && !now.Before(l.renewAt.Add(-l.renewAfter/4)):
-			l.renewing, l.lastSent = true, now
+		case !h.ended && !l.renewing && !now.Before(l.renewAt.Add(-l.renewAfter/4)):
+			l.renewing, l.gone = true, now.Add(renewTimeout+l.life) // if it arrives, and its answer does not
 			batch = append(batch, l)
 		}
-		h.wakeAt(l.due())
+		h.wakeAt(h.due(l))
 	}
 	return batch
 }
@@ -163,7 +201,8 @@ func (h *heartbeat) renew(batch []*Lease) {
 		l.renewing = false
 		switch r := m.GetResults()[i]; r.GetStatus() {
 		case weirv1.RenewStatus_RENEW_STATUS_RENEWED:
-			l.extend(sent, r.GetTtl().AsDuration(), r.GetRenewAfter().AsDuration())
+			h.extend(l, sent, r.GetTtl().AsDuration(), r.GetRenewAfter().AsDuration())
+			h.know(l.life)
 			h.c.observer.Count(Renewals, "renewed")
 		case weirv1.RenewStatus_RENEW_STATUS_LOST:
 			if l.held { // it was not released meanwhile
@@ -175,7 +214,7 @@ func (h *heartbeat) renew(batch []*Lease) {
 			h.c.observer.Count(Renewals, "unavailable")
 		}
 		if l.held {
-			h.wakeAt(l.due())
+			h.wakeAt(h.due(l))
 		}
 	}
 }

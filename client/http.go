@@ -28,7 +28,7 @@ func (c *Client) Middleware(ask func(*http.Request) Request) func(http.Handler) 
 			case refused:
 				limited.ServeHTTP(w, r)
 				return
-			case errors.Is(err, ErrClosed), err != nil && r.Context().Err() != nil: // who left reads nothing
+			case errors.Is(err, ErrClosed), errors.Is(err, context.DeadlineExceeded), err != nil && r.Context().Err() != nil: // who left reads nothing
 				http.Error(w, http.StatusText(http.StatusServiceUnavailable), http.StatusServiceUnavailable)
 				return
 			case err != nil:

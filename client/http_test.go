@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -261,4 +262,24 @@ func TestTheMiddlewareLeavesTheConnectionToTheHandler(t *testing.T) {
 	cancel()
 	_ = flushed.Body.Close()
 	storetest.Eventually(t, "the slot of who left is free", func() bool { return slots(t, s.conn, "alice") == 0 })
+}
+
+// The service may see the deadline of a caller pass before its context is over.
+func TestADeadlineThatTheServiceSawFirstIsNoInternalError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serve(t, images)
+		conn := &wire{ClientConnInterface: s.conn, lose: func(context.Context, string, int, proto.Message) loss {
+			return loss{request: status.Error(codes.DeadlineExceeded, "a millisecond before the caller's")}
+		}}
+		c := newClient(t, conn, client.Options{Timeout: 250 * time.Millisecond})
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		h := c.Middleware(func(*http.Request) client.Request { return account("alice") })(http.NotFoundHandler())
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/", nil))
+		expect(t, "status", w.Code, http.StatusServiceUnavailable)
+		_, err := c.UnaryInterceptor(func(context.Context, string, any) client.Request { return account("alice") })(
+			ctx, nil, &grpc.UnaryServerInfo{}, func(context.Context, any) (any, error) { return nil, nil })
+		expect(t, "code", status.Code(err), codes.DeadlineExceeded)
+	})
 }

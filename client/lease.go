@@ -3,16 +3,12 @@ package client
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"strings"
 	"time"
 
 	weirv1 "weir/proto/weir/v1"
 )
-
-// maxUsage is how many limits one usage may have.
-const maxUsage = 64
 
 // maxText is how long an outcome may be; the rest is left out.
 const maxText = 64
@@ -37,11 +33,17 @@ type Lease struct {
 	renewing   bool      // a renewal is on its way
 	renewAt    time.Time // when it should be renewed
 	renewAfter time.Duration
-	expires    time.Time // when it is lost, unless it is renewed
-	life       time.Duration
-	lastSent   time.Time // the last try to acquire or renew it: it may live for life since
+	expires    time.Time     // when it is lost, unless it is renewed
+	gone       time.Time     // when it has expired at the service at the latest
+	life       time.Duration // from a renewal on, at most
 	usage      map[string]uint64
-	contexts   []context.CancelCauseFunc
+	contexts   map[context.Context]childContext // that are not over
+}
+
+// childContext is a context that ends with a lease.
+type childContext struct {
+	cancel context.CancelCauseFunc
+	keep   func() bool // says that nobody need forget it any more
 }
 
 // granted is the lease of an admitted request that was sent at sent.
@@ -49,7 +51,7 @@ func (c *Client) granted(m *weirv1.AcquireResponse, sent time.Time) *Lease {
 	l := &Lease{client: c, answer: m, bypass: bypassOf(m.GetBypass()), bypassReason: m.GetBypassReason(), id: m.GetLease().GetId()}
 	if l.id != "" {
 		l.lost = make(chan struct{})
-		c.heartbeat.add(l, sent, m.GetLease().GetTtl().AsDuration(), m.GetLease().GetRenewAfter().AsDuration())
+		c.heartbeat.add(l, sent, m.GetLease(), m.GetReplayed())
 	}
 	return l
 }
@@ -89,8 +91,8 @@ func (l *Lease) Answer() *weirv1.AcquireResponse {
 }
 
 // Lost is closed when the lease is gone before it was released: the service says so, or
-// its life has passed without a renewal. The work goes on without a right to: stop it, or
-// not. It is never closed after the release.
+// its life has passed without a renewal, also after [Client.Close]. The work goes on
+// without a right to: stop it, or not. It is never closed after the release.
 func (l *Lease) Lost() <-chan struct{} {
 	if l == nil {
 		return nil
@@ -109,7 +111,14 @@ func (l *Lease) Context(ctx context.Context) context.Context {
 	defer h.mu.Unlock()
 	switch {
 	case l.held:
-		l.contexts = append(l.contexts, cancel)
+		if l.contexts == nil {
+			l.contexts = make(map[context.Context]childContext)
+		}
+		l.contexts[ctx] = childContext{cancel: cancel, keep: context.AfterFunc(ctx, func() {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			delete(l.contexts, ctx)
+		})}
 	case l.ended:
 		cancel(nil)
 	default:
@@ -119,9 +128,10 @@ func (l *Lease) Context(ctx context.Context) context.Context {
 }
 
 // Use tells what the work has used of a limit that reserves: all of it, not the
-// difference to what was reserved; later calls replace earlier ones. An empty limit
-// means each that this lease reserved. The release brings it. A name that reserved nothing
-// changes nothing: it is logged, and a Settlement "not_reserved".
+// difference to what was reserved; later calls of the same limit replace earlier ones. An
+// empty limit means each that this lease reserved and that no other call names. The
+// release brings it. A name that reserved nothing changes nothing: it is logged, and a
+// Settlement "not_reserved".
 func (l *Lease) Use(limit string, hits uint64) {
 	if l.ID() == "" {
 		return
@@ -142,7 +152,7 @@ type Ending struct {
 	// Outcome is one word such as "ok", "error", "cancelled", of at most 64 bytes; it
 	// may be empty.
 	Outcome string
-	// Usage is as by Use, by the limits' names; at most 64.
+	// Usage is as by Use, by the limits' names of at most 128 bytes; at most 64.
 	Usage map[string]uint64
 }
 
@@ -169,13 +179,11 @@ func (l *Lease) End(ctx context.Context, e Ending) error {
 		usage = make(map[string]uint64, len(e.Usage))
 	}
 	maps.Copy(usage, e.Usage)
-	told := &ending{id: l.id, outcome: text(e.Outcome), until: until}
-	var err error
-	if len(usage) <= maxUsage {
-		told.usage = limitUsage(usage)
-	} else {
-		err = fmt.Errorf("client: usage of %d limits, at most %d may be told: it is not", len(usage), maxUsage)
+	parts, err := usageOf(usage)
+	if err != nil {
+		l.client.observer.Count(Settlements, "refused")
 	}
+	told := &ending{id: l.id, outcome: text(e.Outcome), usage: parts, until: until}
 	return errors.Join(err, l.client.releases.first(ctx, told))
 }
 

@@ -39,7 +39,8 @@ const (
 	// Lost leases by how: ended (the service says so), expired (no renewal reached it).
 	Lost Counter = "lost_leases"
 	// Settlements of usage by what they found: settled, already_settled, late,
-	// not_reserved, unavailable, refused.
+	// not_reserved; refused (they can't be told); unavailable (the last try did not reach
+	// the service's store, and there is no further one).
 	Settlements Counter = "settlements"
 )
 

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"iter"
 	"sync"
 	"time"
 
@@ -12,6 +12,7 @@ import (
 	"github.com/sony/gobreaker/v2"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	weirv1 "weir/proto/weir/v1"
 )
@@ -22,20 +23,21 @@ const (
 	// usageLife is how long usage is worth sending after the release: the service keeps
 	// what was reserved for an hour.
 	usageLife = time.Hour
-	// abandonedLife is how long to ask for what may have been granted to nobody. Later it
-	// may have expired, and to ask would only take it anew.
-	abandonedLife = time.Minute
+	// maxSize is how large one call is: well below the 4 MiB that the service takes. The
+	// usage of one lease has less than 10 KB.
+	maxSize = 1 << 20
 )
 
 // ending is the release of one lease, as it is told. If ask is set it is that of the
-// lease, if there is any, that the operation holds.
+// lease, if there is any, that the operation holds; it is to be found before until, since
+// to ask later would only take it anew.
 type ending struct {
 	ask     *ask
 	id      string
 	outcome string
-	usage   []*weirv1.LimitUsage // empty: none
-	until   time.Time            // when it is not worth telling any more
-	ended   bool                 // the lease is, but not its usage
+	usage   usageParts // what is left to be settled
+	until   time.Time  // when it is not worth telling any more
+	ended   bool       // the lease is, but not its usage
 }
 
 // releases sends endings: each once while its holder waits, and those that the service
@@ -85,10 +87,25 @@ func (r *releases) later(e *ending) {
 	}
 	r.mu.Unlock()
 	if full {
-		r.c.observer.Count(Releases, "gave_up")
+		r.giveUp(e)
 		return
 	}
 	r.wakeUp()
+}
+
+// giveUp counts what is told no more.
+func (r *releases) giveUp(e *ending) {
+	if !e.ended {
+		r.c.observer.Count(Releases, "gave_up")
+	}
+	if e.ask != nil { // nobody knows whether there is a lease
+		return
+	}
+	for _, part := range e.usage {
+		for range part {
+			r.c.observer.Count(Settlements, "unavailable")
+		}
+	}
 }
 
 func (r *releases) wakeUp() {
@@ -98,8 +115,8 @@ func (r *releases) wakeUp() {
 	}
 }
 
-// send sends one call for endings of one outcome, at most 1000, and returns those that
-// should be sent again.
+// send sends endings of one outcome, at most 1000, and returns those that should be sent
+// again. It is one call, if the service takes each usage, and none is in parts.
 func (r *releases) send(ctx context.Context, batch []*ending) (left []*ending, err error) {
 	request := &weirv1.ReleaseRequest{Outcome: batch[0].outcome}
 	var used []*ending
@@ -107,12 +124,17 @@ func (r *releases) send(ctx context.Context, batch []*ending) (left []*ending, e
 		request.LeaseIds = append(request.LeaseIds, e.id)
 		if len(e.usage) > 0 {
 			used = append(used, e)
-			request.Usage = append(request.Usage, &weirv1.LeaseUsage{LeaseId: e.id, Limits: e.usage})
+			request.Usage = append(request.Usage, e.leaseUsage())
 		}
 	}
 	m, err := r.c.service.Release(ctx, request)
 	switch code := status.Code(err); {
 	case err == nil:
+	case len(used) > 0 && code == codes.InvalidArgument && len(batch) > 1: // one of them, and which is not told
+		half := len(batch) / 2
+		left, err = r.send(ctx, batch[:half])
+		others, errOfOthers := r.send(ctx, batch[half:])
+		return append(left, others...), errors.Join(err, errOfOthers)
 	case len(used) > 0 && (code == codes.InvalidArgument || code == codes.Unimplemented):
 		// A usage that the service does not take must not keep the slots.
 		for _, e := range used {
@@ -124,33 +146,63 @@ func (r *releases) send(ctx context.Context, batch []*ending) (left []*ending, e
 	default:
 		return batch, err
 	}
-	unsettled := make(map[*ending]bool)
-	for i, e := range used {
-		if i < len(m.GetUsage()) && r.c.countSettlements(ctx, e.usage, m.GetUsage()[i]) {
-			unsettled[e] = true
-		}
-	}
+	var more []*ending // of whose usage a part is left
 	for i, e := range batch {
 		var s weirv1.ReleaseStatus
 		if i < len(m.GetResults()) {
 			s = m.GetResults()[i].GetStatus()
 		}
-		if s == weirv1.ReleaseStatus_RELEASE_STATUS_UNAVAILABLE {
-			left = append(left, e)
-			continue
+		again := s == weirv1.ReleaseStatus_RELEASE_STATUS_UNAVAILABLE
+		if len(used) > 0 && used[0] == e {
+			var settled *weirv1.ReconcileResult
+			if n := len(request.GetUsage()) - len(used); n < len(m.GetUsage()) {
+				settled = m.GetUsage()[n]
+			}
+			again = !r.settle(ctx, e, settled) || again
+			used = used[1:]
 		}
-		if !e.ended {
+		if s != weirv1.ReleaseStatus_RELEASE_STATUS_UNAVAILABLE && !e.ended {
 			e.ended, e.until = true, e.until.Add(usageLife)
 			r.c.observer.Count(Releases, releaseWord(s))
 		}
-		if unsettled[e] {
-			left = append(left, e)
+		switch {
+		case again:
+			left, err = append(left, e), errNoStore
+		case len(e.usage) > 0:
+			more = append(more, e)
 		}
 	}
-	if len(left) > 0 {
-		err = errors.New("the service can't reach its store")
+	if len(more) > 0 {
+		others, errOfOthers := r.send(ctx, more)
+		return append(left, others...), errors.Join(err, errOfOthers)
 	}
 	return left, err
+}
+
+// settle notes what became of the first part of a usage, and reports whether that is
+// over.
+func (r *releases) settle(ctx context.Context, e *ending, found *weirv1.ReconcileResult) bool {
+	r.c.countSettlements(ctx, e.usage[0], found)
+	if again := unsettled(e.usage[0], found); len(again) > 0 {
+		e.usage[0] = again
+		return false
+	}
+	e.usage = e.usage[1:]
+	return true
+}
+
+// leaseUsage is the first part of the usage as a message.
+func (e *ending) leaseUsage() *weirv1.LeaseUsage {
+	return &weirv1.LeaseUsage{LeaseId: e.id, Limits: e.usage[0]}
+}
+
+// size is how many bytes it has in a call, about.
+func (e *ending) size() int {
+	n := len(e.id)
+	if len(e.usage) > 0 {
+		n += proto.Size(e.leaseUsage())
+	}
+	return n + 16
 }
 
 func releaseWord(s weirv1.ReleaseStatus) string {
@@ -214,9 +266,7 @@ func (r *releases) flush(now time.Time) {
 	silent := false // the service does not say what an operation holds
 	for _, e := range all {
 		if !now.Before(e.until) {
-			if !e.ended {
-				r.c.observer.Count(Releases, "gave_up")
-			}
+			r.giveUp(e)
 			continue
 		}
 		if e.ask != nil && !silent {
@@ -230,7 +280,7 @@ func (r *releases) flush(now time.Time) {
 		}
 	}
 	for _, list := range byOutcome {
-		for batch := range slices.Chunk(list, maxLeases) {
+		for batch := range batches(list) {
 			ctx, cancel := context.WithTimeout(r.c.life, sendTimeout)
 			r.c.observer.Count(Retries, "release")
 			again, _ := r.send(ctx, batch) // what is left says it
@@ -244,19 +294,40 @@ func (r *releases) flush(now time.Time) {
 	r.mu.Unlock()
 }
 
+// batches are parts of a list that fit into one call each.
+func batches(list []*ending) iter.Seq[[]*ending] {
+	return func(yield func([]*ending) bool) {
+		begin, size := 0, 0
+		for i, e := range list {
+			n := e.size()
+			if i > begin && (i-begin == maxLeases || size+n > maxSize) {
+				if !yield(list[begin:i]) {
+					return
+				}
+				begin, size = i, 0
+			}
+			size += n
+		}
+		if begin < len(list) {
+			yield(list[begin:])
+		}
+	}
+}
+
 // find asks for what an abandoned operation holds, which then is to be released: it takes
 // nothing anew if there is a lease. It reports whether the service has answered.
 func (r *releases) find(e *ending) bool {
 	ctx, cancel := context.WithTimeout(r.c.life, sendTimeout)
 	defer cancel()
+	ctx, cancelAtEnd := context.WithDeadline(ctx, e.until)
+	defer cancelAtEnd()
 	r.c.observer.Count(Retries, "abandoned")
-	now := time.Now()
 	m, err := r.c.service.Acquire(ctx, e.ask.next())
 	if err != nil && away(status.Code(err)) || ctx.Err() != nil {
 		return false
 	}
 	e.ask, e.id, e.outcome = nil, m.GetLease().GetId(), "abandoned"
-	e.until = now.Add(m.GetLease().GetTtl().AsDuration())
+	e.until = time.Now().Add(m.GetLease().GetTtl().AsDuration())
 	return true
 }
 
@@ -278,8 +349,8 @@ func (r *releases) giveUpAll() (n int) {
 	for _, e := range r.pending {
 		if !e.ended {
 			n++
-			r.c.observer.Count(Releases, "gave_up")
 		}
+		r.giveUp(e)
 	}
 	r.c.observer.Level(ReleasesPending, -len(r.pending))
 	r.pending = nil

@@ -2,6 +2,8 @@ package client
 
 import (
 	"crypto/rand"
+	"math"
+	"time"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
@@ -26,7 +28,8 @@ type Request struct {
 	Operation string
 	// Attempt is which try of Operation this is, from 1 on; 0: not told. A call uses
 	// this number and, if answers are lost or refusals waited for, those after it: at
-	// most Tries, in a Wait times Retry.Attempts. The next call begins above them.
+	// most Tries, in a Wait times Retry.Attempts. The next call begins above them. After
+	// the highest number, 2^32 - 1, comes the same again.
 	Attempt uint32
 }
 
@@ -61,9 +64,10 @@ func Describe(pairs ...string) Descriptor {
 // ask is an operation while it is asked for: each message of it has the next attempt.
 type ask struct {
 	first   *weirv1.AcquireRequest
-	attempt uint32 // of the next message; 0: it has none
-	own     bool   // this client made its id, and nobody else asks for it
-	lost    bool   // a message was sent, and nothing has been answered since
+	attempt uint32    // of the next message; 0: it has none
+	own     bool      // this client made its id, and nobody else asks for it
+	lost    bool      // a message was sent, and nothing has been answered since
+	lostAt  time.Time // before the first of those messages
 }
 
 // newAsk reads a request. Its error is the status that the service has for such a one.
@@ -99,10 +103,21 @@ func (a *ask) next() *weirv1.AcquireRequest {
 		Domain: a.first.GetDomain(), Descriptors: a.first.GetDescriptors(), Hits: a.first.Hits,
 		OperationId: a.first.GetOperationId(), Attempt: a.attempt,
 	}
-	if a.attempt > 0 {
+	if a.attempt > 0 && a.attempt < math.MaxUint32 { // 0 would be: not told
 		a.attempt++
 	}
 	return m
+}
+
+// heard notes what became of a message: an answer, or an error, of which wasSent says
+// whether the message may have arrived.
+func (a *ask) heard(err error, wasSent bool, at time.Time) {
+	switch {
+	case err == nil:
+		a.lost = false
+	case wasSent && !a.lost:
+		a.lost, a.lostAt = true, at
+	}
 }
 
 // repeatable reports whether a try whose answer was lost may be sent again.

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -129,7 +130,7 @@ func hang(ctx context.Context) error {
 }
 
 func (w *wire) Invoke(ctx context.Context, method string, request, reply any, opts ...grpc.CallOption) error {
-	name := method[len("/weir.v1.LeaseService/"):]
+	name := strings.TrimPrefix(method, "/weir.v1.LeaseService/") // "/grpc.health.v1.Health/Check" remains
 	m, _ := request.(proto.Message)
 	w.mu.Lock()
 	if w.calls == nil {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/cenkalti/backoff/v7"
 	"google.golang.org/grpc/status"
@@ -33,54 +34,114 @@ func (l *Lease) Reconcile(ctx context.Context, usage map[string]uint64) (map[str
 	if l.ID() == "" || len(usage) == 0 {
 		return nil, nil
 	}
-	limits := limitUsage(usage)
-	c := l.client
-	results, err := backoff.Retry(ctx, func() ([]*weirv1.Settlement, error) {
-		ctx, cancel := context.WithTimeout(ctx, c.options.Timeout)
-		defer cancel()
-		m, err := c.service.Reconcile(ctx, &weirv1.ReconcileRequest{Usage: []*weirv1.LeaseUsage{{LeaseId: l.id, Limits: limits}}})
-		switch {
-		case err != nil && !away(status.Code(err)):
-			return nil, backoff.Permanent(err)
-		case err != nil:
-			return nil, err
-		case len(m.GetResults()) != 1 || len(m.GetResults()[0].GetLimits()) != len(limits):
-			return nil, backoff.Permanent(errors.New("the service's answer has not a result for each limit"))
-		case c.countSettlements(ctx, limits, m.GetResults()[0]):
-			return nil, errors.New("the service can't reach its store")
-		}
-		return m.GetResults()[0].GetLimits(), nil
-	}, backoff.WithMaxTries(uint(c.options.Tries)))
-	if gaveUp := backoff.AsRetryError(err); gaveUp != nil {
-		return nil, fmt.Errorf("client: reconcile: %w", gaveUp.LastErr)
+	parts, err := usageOf(usage)
+	if err != nil {
+		return nil, err
 	}
-	settled := make(map[string]Settlement, len(limits))
-	for i, s := range results {
-		settled[limits[i].GetLimit()] = Settlement{Status: settlementWord(s.GetStatus()), Difference: s.GetDifference()}
+	settled := make(map[string]Settlement, len(usage))
+	for _, limits := range parts {
+		results, err := l.reconcile(ctx, limits)
+		if err != nil {
+			return nil, fmt.Errorf("client: reconcile: %w", err)
+		}
+		for i, s := range results {
+			settled[limits[i].GetLimit()] = Settlement{Status: settlementWord(s.GetStatus()), Difference: s.GetDifference()}
+		}
 	}
 	return settled, nil
 }
 
-// limitUsage is usage as messages, in the order of the names.
-func limitUsage(usage map[string]uint64) []*weirv1.LimitUsage {
-	var out []*weirv1.LimitUsage
-	for _, name := range slices.Sorted(maps.Keys(usage)) {
-		out = append(out, &weirv1.LimitUsage{Limit: strings.ToValidUTF8(name, "?"), Hits: usage[name]})
+// reconcile settles one part of a usage: what the last of its tries found is counted.
+func (l *Lease) reconcile(ctx context.Context, limits []*weirv1.LimitUsage) ([]*weirv1.Settlement, error) {
+	c := l.client
+	var found *weirv1.ReconcileResult
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		ctx, cancel := context.WithTimeout(ctx, c.options.Timeout)
+		defer cancel()
+		m, err := c.service.Reconcile(ctx, &weirv1.ReconcileRequest{Usage: []*weirv1.LeaseUsage{{LeaseId: l.id, Limits: limits}}})
+		found = nil
+		switch {
+		case err != nil && !away(status.Code(err)):
+			return struct{}{}, backoff.Permanent(err)
+		case err != nil:
+			return struct{}{}, err
+		case len(m.GetResults()) != 1 || len(m.GetResults()[0].GetLimits()) != len(limits):
+			return struct{}{}, backoff.Permanent(errors.New("the service's answer has not a result for each limit"))
+		}
+		if found = m.GetResults()[0]; len(unsettled(limits, found)) > 0 {
+			return struct{}{}, errNoStore
+		}
+		return struct{}{}, nil
+	}, backoff.WithMaxTries(uint(c.options.Tries)))
+	c.countSettlements(ctx, limits, found)
+	for range unsettled(limits, found) {
+		c.observer.Count(Settlements, settlementWord(weirv1.SettlementStatus_SETTLEMENT_STATUS_UNAVAILABLE))
 	}
-	return out
+	if gaveUp := backoff.AsRetryError(err); gaveUp != nil {
+		return nil, gaveUp.LastErr
+	}
+	return found.GetLimits(), nil
 }
 
-// countSettlements counts those of one lease, one for each of limits, and reports whether
-// one should be sent again.
-func (c *Client) countSettlements(ctx context.Context, limits []*weirv1.LimitUsage, r *weirv1.ReconcileResult) (again bool) {
+// errNoStore is the error of what the service could not do.
+var errNoStore = errors.New("the service can't reach its store")
+
+// What the usage of one lease may be.
+const (
+	maxUsage     = 64  // limits
+	maxLimitName = 128 // bytes
+)
+
+// usageParts are messages of a usage, to be settled one after the other: what they name
+// first, and then each that is left.
+type usageParts [][]*weirv1.LimitUsage
+
+// usageOf is a usage as messages, in the order of the names. With an error they are what
+// can be told of it.
+func usageOf(usage map[string]uint64) (parts usageParts, err error) {
+	var named []*weirv1.LimitUsage
+	for _, name := range slices.Sorted(maps.Keys(usage)) {
+		switch {
+		case len(name) > maxLimitName || !utf8.ValidString(name):
+			err = fmt.Errorf("client: usage of a limit whose name is no text of at most %d bytes: it is not told", maxLimitName)
+		case name != "":
+			named = append(named, &weirv1.LimitUsage{Limit: name, Hits: usage[name]})
+		}
+	}
+	if len(named) > maxUsage {
+		return nil, fmt.Errorf("client: usage of %d limits, at most %d may be told: it is not", len(named), maxUsage)
+	}
+	if len(named) > 0 {
+		parts = append(parts, named)
+	}
+	if hits, ok := usage[""]; ok {
+		parts = append(parts, []*weirv1.LimitUsage{{Hits: hits}})
+	}
+	return parts, err
+}
+
+// unsettled is the part of limits that the service could not settle now.
+func unsettled(limits []*weirv1.LimitUsage, r *weirv1.ReconcileResult) (left []*weirv1.LimitUsage) {
 	for i, s := range r.GetLimits() {
+		if i < len(limits) && s.GetStatus() == weirv1.SettlementStatus_SETTLEMENT_STATUS_UNAVAILABLE {
+			left = append(left, limits[i])
+		}
+	}
+	return left
+}
+
+// countSettlements counts those of one lease, one for each of limits, but for those that
+// the service could not make now.
+func (c *Client) countSettlements(ctx context.Context, limits []*weirv1.LimitUsage, r *weirv1.ReconcileResult) {
+	for i, s := range r.GetLimits() {
+		if s.GetStatus() == weirv1.SettlementStatus_SETTLEMENT_STATUS_UNAVAILABLE {
+			continue
+		}
 		c.observer.Count(Settlements, settlementWord(s.GetStatus()))
-		again = again || s.GetStatus() == weirv1.SettlementStatus_SETTLEMENT_STATUS_UNAVAILABLE
 		if s.GetStatus() == weirv1.SettlementStatus_SETTLEMENT_STATUS_NOT_RESERVED && i < len(limits) {
 			c.warnOfName(ctx, limits[i].GetLimit())
 		}
 	}
-	return again
 }
 
 // maxWarned is how many names are warned of: each is in a program's text.

@@ -126,6 +126,7 @@ func (p prepared) start(t *testing.T, environment []string, address, account str
 	t.Cleanup(cancel)
 	r := &process{cmd: exec.CommandContext(ctx, os.Getenv(p.interpreter), args...)}
 	r.cmd.Dir = p.dir
+	r.cmd.WaitDelay = storetest.Deadline                                        // for a command that outlives its program
 	r.cmd.Env = append(append(os.Environ(), "WEIR_TIMEOUT=20"), environment...) // of a busy machine
 	r.cmd.Stdout, r.cmd.Stderr = &r.stdout, writer(r.write)
 	var err error
@@ -368,7 +369,7 @@ func TestProgramsRenewTheirLeaseWhileTheyWork(t *testing.T) {
 func TestProgramsStopTheWorkWhenTheirLeaseIsLost(t *testing.T) {
 	each(t, lease, func(t *testing.T, p prepared) {
 		redis := storetest.StartRedis(t, storetest.AnyRedis(t))
-		w := startWeir(t, "--redis", redis.URL, "--store-timeout", "1s") // of a busy machine
+		w := startWeir(t, "--redis", redis.URL, "--store-timeout", "10s") // of a busy machine: without its store, weir would grant a lease of its own
 		r := p.start(t, nil, w.GRPC, "bob", "cat")
 		w.holds(t, "bob")
 		redis.Kill() // it keeps nothing
@@ -449,6 +450,32 @@ func TestProgramsSettleWhatTheyUsed(t *testing.T) {
 		if n := w.inspect(t, "lines", "alice").GetCount(); n != 2 {
 			t.Errorf("%d are charged, want 2", n)
 		}
+	})
+}
+
+// A timer of Node's that is longer than 24.8 days fires at once.
+func TestProgramsDoNotRenewALongLeaseWithoutAPause(t *testing.T) {
+	each(t, lease, func(t *testing.T, p prepared) {
+		s := servertest.Start(t, strings.ReplaceAll(strings.ReplaceAll(policy, "2m", "2400h"), "10m", "2400h"))
+		p.start(t, nil, s.GRPC, "alice", "sleep", "1").want(t, true, "", "")
+		_, page := s.Get(t, "/metrics")
+		_, after, found := strings.Cut(page, "\n"+`weir_renewals_total{domain="inference",result="renewed"} `)
+		if n, _, _ := strings.Cut(after, "\n"); found && n != "0" {
+			t.Errorf("a lease of 100 days was renewed %s times in a second", n)
+		}
+	})
+}
+
+func TestProgramsHoldTheirSlotWhateverTheCommandPrints(t *testing.T) {
+	each(t, all, func(t *testing.T, p prepared) {
+		w := startWeir(t)
+		r := p.start(t, nil, w.GRPC, "alice", "sh", "-c", `printf '\377\n'; cat; printf 'no end'`)
+		w.holds(t, "alice")
+		if err := r.stdin.Close(); err != nil {
+			t.Fatal(err)
+		}
+		r.want(t, true, "\xff\nno end", "")
+		w.counts(t, released, "1")
 	})
 }
 

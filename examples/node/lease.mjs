@@ -5,7 +5,6 @@
 import { spawn } from "node:child_process";
 import { randomUUID } from "node:crypto";
 import { once } from "node:events";
-import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
 import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
@@ -14,6 +13,7 @@ const TIMEOUT = 1000 * (process.env.WEIR_TIMEOUT ?? 1); // ms, of each call
 const ATTEMPTS = 4;
 const PATIENCE = 30_000; // ms, over all attempts
 const ESTIMATE = 10; // lines that a command prints, which are what it costs
+const LONGEST = 24 * 3600_000; // ms, of waiting for the next renewal: a timer of more than 24.8 days fires at once
 const AWAY = [grpc.status.UNAVAILABLE, grpc.status.DEADLINE_EXCEEDED];
 
 let unchecked = 0; // how often work began without weir's word: a metric to alert on
@@ -87,7 +87,7 @@ async function askPatiently(...args) {
 // Renews the lease until ended is aborted, and calls lost if it is gone.
 async function keep(leases, lease, ended, lost) {
   let wait = lease.renewAfter;
-  while (await sleep(ms(wait), true, { signal: ended }).catch(() => false)) {
+  while (await sleep(Math.min(ms(wait), LONGEST), true, { signal: ended }).catch(() => false)) {
     try {
       const { results: [result] } = await call(leases, "Renew", { leaseIds: [lease.id] });
       if (result.status === "RENEW_STATUS_LOST") {
@@ -137,9 +137,10 @@ try {
   try {
     const work = spawn(command[0], command.slice(1), { stdio: ["inherit", "pipe", "inherit"] }); // your work
     if (lease) keep(leases, lease, ended.signal, () => work.kill());
-    createInterface({ input: work.stdout }).on("line", (line) => {
-      console.log(line);
-      used++;
+    process.stdout.on("error", () => work.kill()); // nobody reads any more
+    work.stdout.on("data", (bytes) => { // which may be no text
+      process.stdout.write(bytes);
+      used += bytes.filter((byte) => byte === 10).length; // ends of lines
     });
     const [status] = await once(work, "close");
     process.exitCode = status ?? 1; // null: a signal ended it

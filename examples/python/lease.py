@@ -19,6 +19,7 @@ TIMEOUT = float(os.environ.get("WEIR_TIMEOUT", "1"))  # seconds, of each call
 ATTEMPTS = 4
 PATIENCE = 30.0  # seconds, over all attempts
 ESTIMATE = 10  # lines that a command prints, which are what it costs
+LONGEST = 24 * 3600.0  # seconds, of waiting for the next renewal: some systems have no longer timers
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 unchecked = 0  # how often work began without weir's word: a metric to alert on
@@ -76,7 +77,7 @@ def ask_patiently(*args):
 def keep(leases, lease, ended, lost):
     """Renews the lease until ended is set, and calls lost if it is gone: a thread of its own."""
     wait = lease.renew_after
-    while not ended.wait(wait.ToMilliseconds() / 1000):
+    while not ended.wait(min(wait.ToMilliseconds() / 1000, LONGEST)):
         try:
             answer = leases.Renew(lease_pb2.RenewRequest(lease_ids=[lease.id]), timeout=TIMEOUT)
         except grpc.RpcError as error:
@@ -121,13 +122,16 @@ def main():
             sys.exit(str(refused))
         status, used, ended = 1, 0, threading.Event()
         try:
-            work = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # your work
-            if lease:
-                threading.Thread(target=keep, args=(leases, lease, ended, work.terminate)).start()
-            for line in work.stdout:
-                print(line, end="")
-                used += 1
-            status = work.wait()
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as work:  # your work
+                try:
+                    if lease:
+                        threading.Thread(target=keep, args=(leases, lease, ended, work.terminate)).start()
+                    for line in work.stdout:  # bytes: they may be no text
+                        sys.stdout.buffer.write(line)
+                        used += 1
+                    status = work.wait()
+                finally:
+                    work.terminate()  # if this failed: the work must not go on without its slot
         finally:
             ended.set()
             if lease:
