@@ -57,12 +57,13 @@ type program struct {
 	domain string
 	clock  *storetest.Clock
 	stores map[string]store.Store
-	model  store.Store
+	model  *storetest.Model
 
 	policies int // how often the limits have changed
 	leases   []limit.LeaseID
 	granted  []limit.Request
-	slots    bool // leases exist: time goes forward only, since it cleans them
+	usage    []limit.Usage // that was told
+	latest   int64         // ms that the clock has shown
 }
 
 func (p *program) next(n int) int { return p.data.Next(n) }
@@ -73,8 +74,10 @@ func (p *program) step(t *testing.T) {
 	ctx := storetest.Context(t)
 	switch p.next(13) {
 	case 0:
-		by := pick(p, 1, 3, 250, 999, 1000, 7001, 23_456, 60_000, 3_600_000, 86_400_000, 40*86_400_000, -2, -5000)
-		if by < 0 && p.slots {
+		by := pick[int64](p, 1, 3, 250, 999, 1000, 7001, 23_456, 60_000, 3_600_000, 3_800_000, 86_400_000, 40*86_400_000, -2, -5000)
+		// Back to where all is known that was, and buckets and windows are still kept.
+		p.latest = max(p.latest, p.clock.Now())
+		if to := p.clock.Now() + by; by < 0 && (p.latest-to > 9000 || p.model.Ends(to, p.latest)) {
 			by = -by
 		}
 		p.clock.Advance(time.Duration(by) * time.Millisecond)
@@ -86,7 +89,6 @@ func (p *program) step(t *testing.T) {
 			e.Lease = p.leases[p.next(len(p.leases))]
 		} else {
 			e.Domain, e.Stream, e.Tombstone = p.domain, p.stream(), p.next(3) > 0
-			p.slots = true
 		}
 		want, _ := p.model.Release(ctx, e)
 		for name, s := range p.stores {
@@ -108,22 +110,8 @@ func (p *program) step(t *testing.T) {
 			}
 		}
 	case 5, 12:
-		u := limit.Usage{Domain: p.domain, Stream: p.stream(), Reserved: p.next(4) == 0}
-		if p.next(2) == 0 && len(p.leases) > 0 {
-			u.Lease = p.leases[p.next(len(p.leases))]
-			if p.next(2) == 0 {
-				u.Stream = ""
-			}
-			for range p.next(3) {
-				u.Limits = append(u.Limits, limit.Used{Limit: pick(p, "", "n", "m"), Hits: pick[int64](p, 0, 1, 3, 5, 50, limit.MaxExact)})
-			}
-		}
-		for _, c := range p.request().Checks {
-			if _, ok := c.Limit.(limit.Concurrency); !ok {
-				u.Checks = append(u.Checks, c)
-			}
-		}
-		p.slots = true
+		u := p.used()
+		p.usage = append(p.usage, u)
 		want, _ := p.model.Settle(ctx, u)
 		for name, s := range p.stores {
 			got, err := s.Settle(ctx, u)
@@ -188,6 +176,39 @@ func (p *program) step(t *testing.T) {
 	}
 }
 
+// used is usage: told before, or of what a request was granted, or of anything.
+func (p *program) used() limit.Usage {
+	if n := len(p.usage); n > 0 && p.next(4) == 0 {
+		return p.usage[p.next(n)]
+	}
+	u := limit.Usage{Domain: p.domain, Stream: p.stream(), Reserved: p.next(4) == 0}
+	if p.next(2) == 0 && len(p.leases) > 0 {
+		u.Lease = p.leases[p.next(len(p.leases))]
+		if p.next(2) == 0 {
+			u.Stream = ""
+		}
+		for range p.next(3) {
+			u.Limits = append(u.Limits, limit.Used{Limit: pick(p, "", "n", "m"), Hits: pick[int64](p, 0, 1, 3, 5, 50, limit.MaxExact)})
+		}
+	}
+	var checks []limit.Check
+	if n := len(p.granted); n > 0 && p.next(2) == 0 {
+		r := p.granted[p.next(n)]
+		checks = r.Checks
+		if r.Stream != "" {
+			u.Stream = r.Stream
+		}
+	} else {
+		checks = p.request().Checks
+	}
+	for _, c := range checks {
+		if _, slot := c.Limit.(limit.Concurrency); !slot {
+			u.Checks = append(u.Checks, c)
+		}
+	}
+	return u
+}
+
 // request returns a request with up to four checks, of any kind.
 func (p *program) request() limit.Request {
 	r := limit.Request{Domain: p.domain}
@@ -239,7 +260,6 @@ func (p *program) request() limit.Request {
 		r.Operation.Body[0] = byte(p.next(5) / 4)
 	}
 	if r.NeedsLease() {
-		p.slots = true
 		r.Lease = storetest.TestLease(p.domain, uint64(len(p.leases)+1))
 		p.leases = append(p.leases, r.Lease)
 		if p.next(2) == 0 && r.Operation.ID == "" {
