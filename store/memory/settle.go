@@ -125,12 +125,12 @@ func (s *Store) settledAll(l *lease, now int64) {
 	}
 }
 
-// note notes under key that the stream has told its usage of a limit, and reports whether
-// it had before. The mutex is held.
-func (s *Store) note(key, limitKey string, now int64) (before bool) {
+// note notes under key that the stream has told its usage of a limit, unless it had before.
+// The mutex is held.
+func (s *Store) note(key, limitKey string, now int64) {
 	st := s.state(key)
 	if st.used[limitKey] > now {
-		return true
+		return
 	}
 	if st.used == nil {
 		st.used = make(map[string]int64)
@@ -138,7 +138,6 @@ func (s *Store) note(key, limitKey string, now int64) (before bool) {
 	until := now + limit.UsageLife.Milliseconds()
 	st.used[limitKey] = until
 	s.write(key, st, until, 0, now)
-	return false
 }
 
 // charge charges c, of which l has reserved nothing, once a stream, of which so much was

@@ -47,11 +47,13 @@ local function settle(keys, args)
   -- Where it is noted what was told of the stream's usage, and what is to be noted there.
   local told, notes = mark, {}
   if record and record[STREAM] ~= '' then told = string.gsub(record[STREAM], '}:stream:', '}:usage:', 1) end
-  local function note(set, key) -- whether it was told before
-    if notes[set] and notes[set][key] or tonumber(call('ZSCORE', set, key) or 0) > now then return true end
+  local function was_told(set, key)
+    return notes[set] and notes[set][key] or tonumber(call('ZSCORE', set, key) or 0) > now
+  end
+  local function note(set, key)
+    if was_told(set, key) then return end
     notes[set] = notes[set] or {}
     notes[set][key] = true
-    return false
   end
 
   local debits, settled = {}, false
@@ -91,10 +93,12 @@ local function settle(keys, args)
     if result == NOT_RESERVED and key and streamed then
       -- What was reserved stands when the record is gone: of a lease that expired, or ended.
       local lost = args[a + 6] == '1' and not record and known and known ~= TOMBSTONE
-      local charges = not lost and args[4] ~= '1'
-      if charges and note(mark, key) or not charges and tonumber(call('ZSCORE', mark, key) or 0) > now then
+      if was_told(mark, key) then
         result = BEFORE
-      elseif charges then
+      elseif lost then
+        if known == HOLDING then result = LATE end
+      elseif args[4] ~= '1' then
+        note(mark, key)
         result, more = CHARGED, hits
         local packed = call('GET', key)
         local x, y, z = args[a + 3], args[a + 4], args[a + 5]
@@ -103,8 +107,6 @@ local function settle(keys, args)
         else
           debits[#debits + 1] = debit_window(key, window_at(packed, x, args[a] == 's'), x, hits)
         end
-      elseif lost and known == HOLDING then
-        result = LATE
       end
     end
     local r = #reply
