@@ -419,7 +419,7 @@ func (m *Model) Release(_ context.Context, e limit.Ending) (limit.Release, error
 			*s = modelStream{ended: true, lease: l, until: until}
 		}
 	}
-	if o := l.operation; o != nil && m.asked[o.name] == o {
+	if o := l.operation; o != nil && m.asked[o.name] == o && !o.ended {
 		o.ended, o.endedAt = true, now
 	}
 	if now >= l.expiry {
