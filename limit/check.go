@@ -1,6 +1,11 @@
 package limit
 
-import "time"
+import (
+	"crypto/sha256"
+	"slices"
+	"strconv"
+	"time"
+)
 
 // Class says whose allowance refused: the caller's own or the shared one.
 type Class uint8
@@ -123,11 +128,28 @@ type Request struct {
 // none.
 type Operation struct {
 	ID string // of the domain; at most MaxOperation bytes
-	// Body tells what is asked: another one under an ID that holds a lease is refused.
+	// Body tells what is asked, see [BodyOf]: another one under an ID that holds a lease is
+	// refused.
 	Body [16]byte
 	// Attempt tells the tries of an operation apart, each higher than the last: one that
 	// is not newer than those of a lease that was released is late. 0: never late.
 	Attempt uint32
+}
+
+// BodyOf is the Body of an operation that asks for checks: the keys of their states, in
+// which sensitive values are hashed, and their hits, whatever their order.
+func BodyOf(checks []Check) (body [16]byte) {
+	parts := make([]string, len(checks))
+	for i, c := range checks {
+		parts[i] = c.Key + " " + strconv.FormatInt(c.Hits, 10) + "\n" // no key has a space
+	}
+	slices.Sort(parts)
+	sum := sha256.New()
+	for _, part := range parts {
+		_, _ = sum.Write([]byte(part)) // it never fails
+	}
+	copy(body[:], sum.Sum(nil))
+	return body
 }
 
 // MaxReserved is how many checks of a request may reserve: a lease's record is read and

@@ -103,8 +103,14 @@ func LeasesKey(domain string) string {
 // StreamKey is the name of what is known of a stream: which lease it holds.
 func StreamKey(domain, stream string) string { return streamKey(domain, "stream:", stream) }
 
-// UsageKey is the name of the list of limits that a stream's usage was charged to.
+// UsageKey is the name of the list of limits that a stream's usage was charged to, or settled
+// of.
 func UsageKey(domain, stream string) string { return streamKey(domain, "usage:", stream) }
+
+// UsageKeyOf is the [UsageKey] of the stream with this [StreamKey].
+func UsageKeyOf(streamKey string) string {
+	return strings.Replace(streamKey, "}:stream:", "}:usage:", 1)
+}
 
 // OperationKey is the name of what is known of an operation: which lease it holds.
 func OperationKey(domain, operation string) string { return streamKey(domain, "operation:", operation) }

@@ -112,11 +112,16 @@ const RecordSlack = time.Minute
 // that it reserved is not settled.
 const ReservedSlack = time.Hour
 
+// StreamSlack is how long a stream is known after its lease while something that it
+// reserved is not settled, unless the lease was released: streams may be longer than their
+// leases, and their estimates stand.
+const StreamSlack = 24 * time.Hour
+
 // TombstoneLife is how long the end of a stream that holds no lease is remembered,
 // for a request of it that may still be under way.
 const TombstoneLife = 30 * time.Second
 
-// UsageLife is how long it is remembered that a stream's usage was charged.
+// UsageLife is how long it is remembered that a stream's usage was charged, or settled.
 const UsageLife = 10 * time.Minute
 
 // Ending tells a store that some work has ended.
@@ -179,10 +184,11 @@ const (
 	Settled SettlementResult = iota + 1
 	// Charged: nothing was reserved, and what was used is charged now.
 	Charged
-	// AlreadySettled: it was settled or charged before.
+	// AlreadySettled: it was settled or charged before, or told before and late.
 	AlreadySettled
 	// Late: the lease expired before it was released, or the window that it reserved in
-	// has passed. The reservation stands, and nothing is changed.
+	// has passed. The reservation stands, and nothing is changed. Of a stream whose lease
+	// expired long ago it is told of each limit with Reserve.
 	Late
 	// NotReserved: the lease has reserved nothing of it, or nobody knows any more.
 	NotReserved

@@ -509,3 +509,36 @@ func FuzzSliding(f *testing.F) {
 		}
 	})
 }
+
+// The wait of a window is its first millisecond, whatever was counted: refused one
+// earlier, admitted then. Over any count, capacity changed since, and a clock set back.
+func TestTheWaitOfAnyWindowIsExact(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	units := []limit.Unit{limit.Second, limit.Minute, limit.Month, limit.Year}
+	for i := range 300_000 {
+		w, err := limit.NewWindow(1+r.Int64N(1<<(1+r.UintN(32))), units[r.IntN(len(units))], 1)
+		if err != nil {
+			continue
+		}
+		w.Sliding = r.IntN(4) > 0
+		length := w.Length().Milliseconds()
+		start := length * (1 + r.Int64N(40))
+		s := limit.WindowState{Start: start, Count: r.Int64N(1 << (1 + r.UintN(53))), Previous: 0}
+		if w.Sliding {
+			s.Previous = r.Int64N(1 << (1 + r.UintN(53)))
+		}
+		now := start + r.Int64N(length)
+		if r.IntN(8) == 0 {
+			now = start - r.Int64N(length) // set back
+		}
+		hits := r.Int64N(w.Max + 1)
+		at := s.At(w, now)
+		if at.Passes(w, hits, now) {
+			continue
+		}
+		wait := at.RetryAfterMillis(w, hits, now)
+		if wait <= 0 || at.At(w, now+wait-1).Passes(w, hits, now+wait-1) || !at.At(w, now+wait).Passes(w, hits, now+wait) {
+			t.Fatalf("case %d: %+v %+v hits %d at %d: wait %d is not the first", i, w, s, hits, now, wait)
+		}
+	}
+}

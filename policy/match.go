@@ -1,6 +1,11 @@
 package policy
 
-import "weir/limit"
+import (
+	"cmp"
+	"time"
+
+	"weir/limit"
+)
 
 // Match returns the checks that r meets. No match, and a domain that the set
 // does not know, mean no limit. It keeps nothing of r but its texts.
@@ -63,6 +68,7 @@ func (s *Set) Match(r Request) Match {
 			}
 			if n != nil {
 				c.Class, c.FailureMode, c.Fraction = n.class, n.failure.mode, n.failure.fraction
+				c.Reserve = n.reserve(names)
 			}
 			indices = append(indices, all.add(c))
 		}
@@ -91,6 +97,19 @@ func (s *Set) Match(r Request) Match {
 	}
 	m.Checks = all.finish()
 	return m
+}
+
+// reserve is how long a request's own limit reserves: as long as the limits that it stands
+// in for, the shortest of those that do; 0 if none does. What names are of is left out.
+func (n *node) reserve(names replaced) (shortest time.Duration) {
+	for i := range n.rules {
+		rule := &n.rules[i]
+		if rule.outlivesOverride() || names.has(rule.explicit) {
+			continue
+		}
+		shortest = cmp.Or(min(shortest, rule.check.Reserve), shortest, rule.check.Reserve)
+	}
+	return shortest
 }
 
 // outlivesOverride reports whether the rule applies beside a request's own

@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"time"
@@ -38,7 +37,7 @@ func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, 
 	}
 	ask := limit.Request{Domain: r.Domain, Checks: m.Checks, Stream: who.stream, Operation: who.operation}
 	if ask.Operation.ID != "" {
-		ask.Operation.Body = bodyOf(m.Checks)
+		ask.Operation.Body = limit.BodyOf(m.Checks)
 	}
 	d, err := s.askAndWait(ctx, ask)
 	if err != nil {
@@ -63,17 +62,6 @@ func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, 
 type asker struct {
 	stream    string
 	operation limit.Operation // without its Body
-}
-
-// bodyOf tells what an operation asks: its limits' states and hits. Values that are
-// sensitive are hashed in there.
-func bodyOf(checks []limit.Check) (body [16]byte) {
-	sum := sha256.New()
-	for _, c := range checks {
-		_, _ = fmt.Fprintf(sum, "%s %d\n", c.Key, c.Hits) // it never fails
-	}
-	copy(body[:], sum.Sum(nil))
-	return body
 }
 
 // conflict is the word for an error of an operation's.
@@ -192,7 +180,8 @@ func (s *Server) askStore(ctx context.Context, timeout time.Duration, r limit.Re
 		return d, wrong
 	}
 	if err == nil && d.Admitted && !d.Replayed {
-		s.standby.Follow(r.Domain, r.Checks, d.Lease)
+		r.Lease = d.Lease
+		s.standby.FollowRequest(r)
 	}
 	return d, err
 }

@@ -66,6 +66,42 @@ func TestAnOperationThatAsksAgainTakesNothing(t *testing.T) {
 	}
 }
 
+func TestAnOperationMayNameItsDescriptorsInAnyOrder(t *testing.T) {
+	s := serve(t, lanePolicy)
+	first := operate(t, s.leases, "A", 1, typed("account", "alice"), typed("day", "x"))
+	if got, want := operate(t, s.leases, "A", 2, typed("day", "x"), typed("account", "alice")), "again "+first; got != want {
+		t.Errorf("the same in another order is told %s, want %s", got, want)
+	}
+}
+
+// Two callers at once under one id get one lease, and one charge.
+func TestAnOperationOfTwoCallersAtOnceIsOne(t *testing.T) {
+	s := serve(t, lanePolicy)
+	leases := make(chan string, 40)
+	for range cap(leases) {
+		go func() {
+			m, err := s.leases.Acquire(storetest.Context(t), &weirv1.AcquireRequest{Domain: "d", OperationId: "Ä", Attempt: 4294967295, Descriptors: []*weirv1.Descriptor{typed("account", "alice")}})
+			if err != nil {
+				leases <- err.Error()
+				return
+			}
+			leases <- m.GetLease().GetId()
+		}()
+	}
+	first := <-leases
+	for range cap(leases) - 1 {
+		if other := <-leases; other != first {
+			t.Errorf("a caller holds %s, another %s", other, first)
+		}
+	}
+	if got := release(t, s.leases, first); got != "RELEASED" {
+		t.Errorf("released: %s", got)
+	}
+	if got := operate(t, s.leases, "Ä", 4294967295, typed("account", "alice")); got != codes.FailedPrecondition.String() {
+		t.Errorf("the latest attempt is told %s after the release, want FailedPrecondition", got)
+	}
+}
+
 func TestALateAttemptTakesNothing(t *testing.T) {
 	s := serve(t, lanePolicy)
 	alice := typed("account", "alice")

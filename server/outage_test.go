@@ -405,3 +405,74 @@ func TestErrorsOfOneKeyAreNoOutage(t *testing.T) {
 	}
 	r.recovered(t)
 }
+
+const openPolicy = `
+domain: d
+failure_mode: open
+descriptors:
+  - {key: tokens, rate_limit: {unit: day, requests_per_unit: 1000, reserve: 10m}}
+  - {key: plain, token_bucket: {capacity: 10, refill: 1/s}}
+`
+
+// While limits are open nobody is refused, whatever others settle.
+func TestUsageRefusesNobodyWhileTheStoreIsAwayAndLimitsAreOpen(t *testing.T) {
+	redis := storetest.StartRedis(t, storetest.AnyRedis(t))
+	r := newReplica(t, openPolicy, "--redis", redis.URL)
+	r.ready(t)
+	redis.Kill()
+	refused, reason := 0, ""
+	for range 50 {
+		l := acquire(t, r.leases, costing(400, typed("tokens", "a")))
+		if !l.GetAdmitted() {
+			refused, reason = refused+1, l.String()
+			continue
+		}
+		reconcile(t, r.leases, used(l.GetLease().GetId(), "tokens=150"))
+		if other := acquire(t, r.leases, typed("plain", "b")); !other.GetAdmitted() {
+			refused, reason = refused+1, other.String()
+		}
+	}
+	if refused > 0 {
+		t.Errorf("%d requests are refused in failure mode open, such as %s", refused, reason)
+	}
+}
+
+const localPolicy = `
+domain: d
+failure_mode: local
+descriptors:
+  - {key: bucket, token_bucket: {capacity: 10, refill: 1/d}}
+  - {key: plain, token_bucket: {capacity: 10, refill: 1/d}}
+  - {key: trial, token_bucket: {capacity: 1, refill: 1/d, reserve: 10m}, shadow_mode: true}
+`
+
+func TestAnOperationThatAsksAgainTakesNothingWhileTheStoreIsAway(t *testing.T) {
+	redis := storetest.StartRedis(t, storetest.AnyRedis(t))
+	r := newReplica(t, localPolicy, "--redis", redis.URL)
+	r.ready(t)
+	redis.Kill()
+	for attempt := range 3 {
+		operate(t, r.leases, "A", uint32(attempt+1), costing(3, typed("bucket", "x")))
+	}
+	if got := acquire(t, r.leases, costing(7, typed("bucket", "x"))); !got.GetAdmitted() {
+		t.Errorf("7 of 10 are not there after three tries of one operation that costs 3: %v", got)
+	}
+}
+
+// What the store admits beside a limit in shadow that reserves, and is over, counts too.
+func TestThereIsNoFreshBurstBesideAShadowThatReserves(t *testing.T) {
+	redis := storetest.StartRedis(t, storetest.AnyRedis(t))
+	r := newReplica(t, localPolicy, "--redis", redis.URL, "--store-timeout", "5s")
+	r.ready(t)
+	r.recovered(t)
+	acquire(t, r.leases, typed("trial", "x")) // it is over from now on
+	for i := range 10 {
+		if got := acquire(t, r.leases, typed("plain", "x"), typed("trial", "x")); !got.GetAdmitted() || got.GetBypass() != weirv1.Bypass_BYPASS_UNSPECIFIED {
+			t.Fatalf("number %d: %v", i+1, got)
+		}
+	}
+	redis.Kill()
+	if got := acquire(t, r.leases, typed("plain", "x")); got.GetAdmitted() {
+		t.Errorf("an 11th is admitted by a share of 10 that has been used up: %v", got)
+	}
+}

@@ -94,7 +94,8 @@ type Store interface {
 
 	// Undo ends the lease of r as if it had not been granted, should it be held: its slots
 	// are free, the hits of its enforced checks that are in no quota group are given back
-	// unless their window has passed or they are settled, and its operation is forgotten.
+	// unless their window has passed or they are settled, and its operation is forgotten. A
+	// bucket keeps the limit that it stands under: r may have been made by an older policy.
 	// It does nothing if the operation has been told of the lease since.
 	Undo(ctx context.Context, r limit.Request) (limit.Release, error)
 
@@ -102,7 +103,9 @@ type Store interface {
 	// difference is given back, never above capacity or below 0, or charged, whether or
 	// not it is there. It returns one result for each of u.Checks, and then one for each of
 	// u.Limits. Two checks of one Key are one, so each carries the hits of both. It may
-	// come before or after the release, and any number of times.
+	// come before or after the release, and any number of times: what was told of a stream
+	// is remembered for [limit.UsageLife], whatever its lease. A bucket keeps the limit
+	// that it stands under.
 	Settle(ctx context.Context, u limit.Usage) ([]limit.Settlement, error)
 
 	// Renew extends a live lease by its whole life from now on. It never revives

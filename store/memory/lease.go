@@ -16,9 +16,10 @@ type lease struct {
 	kind          kind  // holding, lingering or ended
 	slots         []heldSlot
 	reserved      []reservation
-	index         string // the domain's
-	stream        string // key of what is known of its stream, or ""
-	operation     string // the same of its operation
+	ahead         map[string]int64 // starts of windows by key that began after it was granted: time was set back
+	index         string           // the domain's
+	stream        string           // key of what is known of its stream, or ""
+	operation     string           // the same of its operation
 	death         *death
 }
 
@@ -45,6 +46,14 @@ func (l *lease) outlives() int64 {
 		}
 	}
 	return limit.RecordSlack.Milliseconds()
+}
+
+// knownUntil is until when, in ms, a stream or an operation is known to hold the lease.
+func (l *lease) knownUntil(ofStream bool) int64 {
+	if ofStream && l.outlives() == limit.ReservedSlack.Milliseconds() {
+		return l.expiry + limit.StreamSlack.Milliseconds()
+	}
+	return l.death.at
 }
 
 // known is what is known of a stream or an operation until a time; after that, nothing is.
@@ -95,11 +104,11 @@ func (s *Store) remember(key string, before known, held *lease, now int64) {
 	case before.kind != unknown: // it has asked before
 		next.kind, next.token = ambiguous, ""
 		if held != nil {
-			next.until = max(next.until, held.death.at)
+			next.until = max(next.until, held.knownUntil(true))
 		}
 	case held != nil:
 		held.stream = key
-		next = known{kind: holding, token: held.token, until: held.death.at}
+		next = known{kind: holding, token: held.token, until: held.knownUntil(true)}
 	default:
 		return
 	}
@@ -166,9 +175,13 @@ func (s *Store) Undo(_ context.Context, r limit.Request) (limit.Release, error) 
 		given[c.Key] = true
 		switch w := c.Limit.(type) {
 		case limit.TokenBucket:
-			s.debit(c, -c.Hits, now)
+			s.debitBucket(c.Key, w, -c.Hits, now)
 		case limit.Window:
-			s.settleWindow(c.Key, w, l.granted-l.granted%w.Length().Milliseconds(), -c.Hits, now)
+			start, ok := l.ahead[c.Key]
+			if !ok {
+				start = l.granted - l.granted%w.Length().Milliseconds()
+			}
+			s.settleWindow(c.Key, w, start, -c.Hits, now)
 		case limit.Concurrency:
 		}
 	}
@@ -221,7 +234,11 @@ func (s *Store) end(key string, early, undo bool, now int64) limit.Release {
 // known to hold it. The mutex is held.
 func (s *Store) forgetBy(l *lease, undo bool, now int64) {
 	if k := s.knownAt(l.stream, now); k.kind == holding && k.token == l.token {
-		s.know(l.stream, known{kind: ended, token: l.token, until: now + l.outlives()}, now)
+		until := now + l.outlives()
+		if l.expiry <= now { // its estimates stand
+			until = max(until, k.until)
+		}
+		s.know(l.stream, known{kind: ended, token: l.token, until: until}, now)
 	}
 	if k := s.knownAt(l.operation, now); k.kind == holding && k.token == l.token {
 		next := known{kind: ended, attempt: k.attempt, until: now + limit.RecordSlack.Milliseconds()}
@@ -280,7 +297,7 @@ func (s *Store) Renew(_ context.Context, e limit.Extension) (limit.Renewal, erro
 	heap.Fix(&s.deaths, l.death.index)
 	for _, key := range []string{l.stream, l.operation} {
 		if k := s.knownAt(key, now); k.kind == holding && k.token == l.token {
-			k.until = l.death.at
+			k.until = l.knownUntil(key == l.stream)
 			s.know(key, k, now)
 		}
 	}

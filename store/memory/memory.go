@@ -47,7 +47,7 @@ type state struct {
 	window limit.WindowState
 	slots  slots
 	known  known
-	used   map[string]int64 // the limits that a stream's usage was charged to, by key, and until when (ms) that counts
+	used   map[string]int64 // the limits that a stream's usage was charged to or settled of, by key, and until when (ms) that counts
 	// charged and reserved are the last decision that did so, so that each does so once.
 	charged, reserved uint64
 	dies              int64 // ms: it means nothing from then on
@@ -118,6 +118,7 @@ func (s *Store) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 	// Charge, each state once.
 	s.calls++
 	var held *lease
+	var ahead map[string]int64
 	for i, c := range r.Checks {
 		st, passed := found[i], d.Results[i].Passed
 		take := passed && d.Admitted && !d.Replayed && st.charged != s.calls
@@ -137,6 +138,12 @@ func (s *Store) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 				st.window = st.window.At(l, now).Charge(c.Hits)
 				s.write(c.Key, st, now+st.window.ResetAfterMillis(l, now), slack, now)
 				take = true
+				if st.window.Start > now {
+					if ahead == nil {
+						ahead = make(map[string]int64)
+					}
+					ahead[c.Key] = st.window.Start
+				}
 			}
 		case limit.Concurrency:
 			if take = take && c.Hits >= 0; take {
@@ -157,7 +164,7 @@ func (s *Store) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 		held = held.living(limit.OperationLife)
 	}
 	if held != nil {
-		d.Lease, d.TTL = r.Lease, limit.Millis(held.life)
+		d.Lease, d.TTL, held.ahead = r.Lease, limit.Millis(held.life), ahead
 		s.grant(held, r, index, now)
 	}
 	if r.Stream != "" {

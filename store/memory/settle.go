@@ -18,19 +18,24 @@ func (s *Store) Settle(_ context.Context, u limit.Usage) ([]limit.Settlement, er
 	defer s.mu.Unlock()
 	now := s.now()
 	defer s.sweep(len(u.Checks), now)
-	l, wasHeld := s.leaseOf(u, now)
+	l, before := s.leaseOf(u, now)
+	told := "" // where it is noted what was told of the stream's usage
+	switch {
+	case l != nil && l.stream != "":
+		told = limit.UsageKeyOf(l.stream)
+	case u.Stream != "":
+		told = limit.UsageKey(u.Domain, u.Stream)
+	}
 	settled := make([]limit.Settlement, 0, len(u.Checks)+len(u.Limits))
 	for _, c := range u.Checks {
-		one := s.settle(l, c.Hits, now, func(r reservation) bool { return r.key == c.Key })
-		// Of a limit that reserves, the reservation of a lease that is not known any more
-		// stands.
-		if one.Result == limit.NotReserved && u.Stream != "" && !u.Reserved && (c.Reserve == 0 || l != nil || !wasHeld) {
-			one = s.charge(u, c, now)
+		one := s.settle(l, told, c.Hits, now, func(r reservation) bool { return r.key == c.Key })
+		if one.Result == limit.NotReserved && u.Stream != "" {
+			one = s.charge(u, c, l, before, now)
 		}
 		settled = append(settled, one)
 	}
 	for _, used := range u.Limits {
-		settled = append(settled, s.settle(l, used.Hits, now, func(r reservation) bool { return used.Limit == "" || used.Limit == r.limit }))
+		settled = append(settled, s.settle(l, told, used.Hits, now, func(r reservation) bool { return used.Limit == "" || used.Limit == r.limit }))
 	}
 	if l != nil {
 		s.settledAll(l, now)
@@ -38,23 +43,23 @@ func (s *Store) Settle(_ context.Context, u limit.Usage) ([]limit.Settlement, er
 	return settled, nil
 }
 
-// leaseOf is the lease whose usage u is, if it is known still; wasHeld if there was one.
-// The mutex is held.
-func (s *Store) leaseOf(u limit.Usage, now int64) (l *lease, wasHeld bool) {
-	token := u.Lease.Token()
-	wasHeld = token != ""
-	if !wasHeld {
-		k := s.knownAt(limit.StreamKey(u.Domain, u.Stream), now)
-		token, wasHeld = k.token, k.kind != unknown && k.kind != tombstone
+// leaseOf is the lease whose usage u is, if it is known still, and what is known of its
+// stream, or if u names the lease itself: ended. The mutex is held.
+func (s *Store) leaseOf(u limit.Usage, now int64) (*lease, kind) {
+	k := known{kind: ended, token: u.Lease.Token()}
+	if u.Lease == "" {
+		k = s.knownAt(limit.StreamKey(u.Domain, u.Stream), now)
 	}
-	if l = s.leases[limit.LeasePrefix(u.Domain)+token]; l == nil || l.death.at <= now {
-		return nil, wasHeld
+	l := s.leases[limit.LeasePrefix(u.Domain)+k.token]
+	if l == nil || l.death.at <= now {
+		return nil, k.kind
 	}
-	return l, wasHeld
+	return l, k.kind
 }
 
-// settle settles the reservations of l that are meant. The mutex is held.
-func (s *Store) settle(l *lease, hits, now int64, meant func(reservation) bool) limit.Settlement {
+// settle settles the reservations of l that are meant, and notes under told that it was
+// told of them; "": nowhere. The mutex is held.
+func (s *Store) settle(l *lease, told string, hits, now int64, meant func(reservation) bool) limit.Settlement {
 	all := limit.Settlement{Result: limit.NotReserved}
 	if l == nil {
 		return all
@@ -65,6 +70,9 @@ func (s *Store) settle(l *lease, hits, now int64, meant func(reservation) bool) 
 			continue
 		}
 		result, more := s.settleOne(l, r, hits, now)
+		if told != "" && result != limit.AlreadySettled {
+			s.note(told, r.key, now)
+		}
 		all.Result = min(all.Result, result)
 		all.Difference = max(-limit.MaxExact, min(limit.MaxExact, all.Difference+more))
 	}
@@ -82,12 +90,7 @@ func (s *Store) settleOne(l *lease, r *reservation, hits, now int64) (result lim
 	more = hits - r.hits
 	switch own := r.of.(type) {
 	case limit.TokenBucket:
-		st := s.state(r.key)
-		before := st.bucket.Own(own, now)
-		if more != 0 {
-			st.bucket = before.Debit(more)
-			s.write(r.key, st, st.bucket.Millis+st.bucket.FullAfterMillis(), slack, now)
-		}
+		s.debitBucket(r.key, own, more, now)
 	case limit.Window:
 		if !s.settleWindow(r.key, own, r.start, more, now) {
 			return limit.Late, 0
@@ -122,35 +125,55 @@ func (s *Store) settledAll(l *lease, now int64) {
 	}
 }
 
-// charge charges c, once a stream. The mutex is held.
-func (s *Store) charge(u limit.Usage, c limit.Check, now int64) limit.Settlement {
-	key := limit.UsageKey(u.Domain, u.Stream)
-	mark := s.state(key)
-	if mark.used[c.Key] > now {
-		return limit.Settlement{Result: limit.AlreadySettled}
+// note notes under key that the stream has told its usage of a limit, unless it had before.
+// The mutex is held.
+func (s *Store) note(key, limitKey string, now int64) {
+	st := s.state(key)
+	if st.used[limitKey] > now {
+		return
 	}
-	if mark.used == nil {
-		mark.used = make(map[string]int64)
+	if st.used == nil {
+		st.used = make(map[string]int64)
 	}
 	until := now + limit.UsageLife.Milliseconds()
-	mark.used[c.Key] = until
-	s.write(key, mark, until, 0, now)
-	s.debit(c, c.Hits, now)
+	st.used[limitKey] = until
+	s.write(key, st, until, 0, now)
+}
+
+// charge charges c, of which l has reserved nothing, once a stream, of which so much was
+// known. The mutex is held.
+func (s *Store) charge(u limit.Usage, c limit.Check, l *lease, before kind, now int64) limit.Settlement {
+	key := limit.UsageKey(u.Domain, u.Stream)
+	switch {
+	case s.state(key).used[c.Key] > now:
+		return limit.Settlement{Result: limit.AlreadySettled}
+	case c.Reserve > 0 && l == nil && before == holding: // it has expired
+		return limit.Settlement{Result: limit.Late}
+	case c.Reserve > 0 && l == nil && before != unknown && before != tombstone, u.Reserved:
+		return limit.Settlement{Result: limit.NotReserved} // what a lease has reserved that is not known any more stands
+	}
+	s.note(key, c.Key, now)
+	switch of := c.Limit.(type) {
+	case limit.TokenBucket:
+		s.debitBucket(c.Key, of, c.Hits, now)
+	case limit.Window:
+		st := s.state(c.Key)
+		st.window = st.window.At(of, now).Charge(c.Hits)
+		s.write(c.Key, st, now+st.window.ResetAfterMillis(of, now), slack, now)
+	case limit.Concurrency:
+	}
 	return limit.Settlement{Result: limit.Charged, Difference: c.Hits}
 }
 
-// debit charges hits to the limit of c, whether or not that much is left. The mutex is
-// held.
-func (s *Store) debit(c limit.Check, hits, now int64) {
-	st := s.state(c.Key)
-	switch l := c.Limit.(type) {
-	case limit.TokenBucket:
-		st.bucket = st.bucket.At(l, now).Debit(hits)
-		s.write(c.Key, st, st.bucket.Millis+st.bucket.FullAfterMillis(), slack, now)
-	case limit.Window:
-		st.window = st.window.At(l, now).Charge(hits)
-		s.write(c.Key, st, now+st.window.ResetAfterMillis(l, now), slack, now)
-	case limit.Concurrency:
+// debitBucket charges hits to a bucket, whether or not they are there, under the limit
+// that it stands under. A full one, which has no state, has nothing to be given back. The
+// mutex is held.
+func (s *Store) debitBucket(key string, b limit.TokenBucket, hits, now int64) {
+	st := s.state(key)
+	own := st.bucket.Own(b, now)
+	if hits > 0 || hits < 0 && own.FullAfterMillis() > 0 {
+		st.bucket = own.Debit(hits)
+		s.write(key, st, st.bucket.Millis+st.bucket.FullAfterMillis(), slack, now)
 	}
 }
 

@@ -15,6 +15,7 @@ local MAX_EXACT = 9007199254740991 -- 2^53 - 1
 local SLACK = 10000                -- ms that a key outlives its meaning
 local RECORD_SLACK = 60000         -- ms that a lease's record outlives the lease
 local RESERVED_SLACK = 3600000     -- the same while something that it reserved is not settled
+local STREAM_SLACK = 86400000      -- ms that a stream is known after its lease, while the same
 local INDEX_SLACK = 3600000        -- ms that the index waits to be cleaned
 
 -- What is known of a stream: {format, kind, until (ms), token of its lease}. From
@@ -65,7 +66,9 @@ end
 --   key, name of the limit, linger (ms)                   of each slot
 --   key, name of the limit, hits, settled (1, 0), x, y, z of each reservation: a bucket's
 --     capacity, scale and refill; or a window's length (ms) and start, and 0 if it is
---     fixed, -1 if it is sliding.
+--     fixed, -1 if it is sliding;
+-- and, if time had been set back when it was granted, the starts of the windows, by key, that it
+-- was charged to and that began later. A map, as what a later version writes.
 local GRANTED, EXPIRY, UNTIL, STATE, STREAM, OPERATION, SLOTS = 3, 4, 5, 6, 7, 8, 9
 
 -- The record of a lease, if it means something, where its reservations begin, and the last

@@ -10,6 +10,22 @@ local function debit_bucket(key, state, capacity, scale, refill, hits)
     state.millis - now + ceil_div(full - level, refill) + SLACK}
 end
 
+-- The same under the limit that the state was written by, packed, or if there is none under this
+-- one: a change is the next decision's. Nil if nothing is to be written: one that is full is as
+-- one without state, and has nothing to be given back.
+local function debit_own_bucket(key, packed, capacity, scale, refill, hits)
+  if packed then
+    local _, capacity0, scale0, refill0 = unpack_state(packed)
+    local state = bucket_at(packed, capacity0, scale0, refill0)
+    if state.level < capacity0 * scale0 then
+      if hits == 0 then return nil end
+      return debit_bucket(key, state, capacity0, scale0, refill0, hits)
+    end
+  end
+  if hits <= 0 then return nil end
+  return debit_bucket(key, bucket_at(nil, capacity, scale, refill), capacity, scale, refill, hits)
+end
+
 local function write_of_window(key, state, length)
   local reset = state.start + length - now -- WindowState.ResetAfterMillis
   if not state.previous then return {key, pack(WRITES, state.start, state.count), reset + SLACK} end

@@ -173,7 +173,7 @@ local function decide(keys, args)
   refused = refused or gone
 
   -- Charge, each state once.
-  local slots, reserved = nil, nil
+  local slots, reserved, ahead = nil, nil, nil
   for a = from, replay and 0 or upto, FIELDS do
     local kind, hits, x, y, z = args[a], args[a + 2], args[a + 4], args[a + 5], args[a + 6]
     local pass, k = passed[a], args[a + 1]
@@ -194,6 +194,10 @@ local function decide(keys, args)
           state.count = min(MAX_EXACT, max(0, count))
           if count < 0 and state.previous then state.previous = max(0, state.previous + count) end
           state.write, state.charged = true, true
+          if state.start > now then
+            ahead = ahead or {}
+            ahead[keys[k]] = state.start
+          end
         end
       elseif hits >= 0 and not state.charged then
         state.live, state.charged, state.held = state.live + 1, true, true
@@ -274,14 +278,16 @@ local function decide(keys, args)
       local n = #record
       for i = 1, #reserved do record[n + i] = reserved[i] end
     end
+    record[#record + 1] = ahead
     write_record(record_key, record)
     if slots or reserved then
       call('ZADD', index, now + life, token)
       keep(index, life + INDEX_SLACK, listed)
     end
     if operation then know(operation, HOLDING, record[UNTIL], token, args[4], args[5], 0) end
-    if remembered then know(stream, HOLDING, record[UNTIL], token) end
-    known_till = max(known_till, record[UNTIL])
+    local till = reserved and record[EXPIRY] + STREAM_SLACK or record[UNTIL]
+    if remembered then know(stream, HOLDING, till, token) end
+    known_till = max(known_till, till)
   end
   if gone then
     call('DEL', stream)

@@ -51,9 +51,11 @@ local function release(keys, args)
 
   -- Read all that may be of a format that is not known before anything is written.
   local of_stream, of_operation, attempt = false, false, 0
+  local stream_till = now + outlives(record, first, last)
   if stream ~= '' then
-    local kind, _, holder = known_at(stream)
+    local kind, till, holder = known_at(stream)
     of_stream = kind == HOLDING and holder == token
+    if expiry <= now then stream_till = max(stream_till, till) end -- its estimates stand
   end
   if operation ~= '' then
     local kind, _, holder, _, latest, told = known_at(operation)
@@ -64,6 +66,8 @@ local function release(keys, args)
   if undo and expiry > now then
     -- Somebody has told what was used: that is what stays charged.
     for i = first, last, 7 do settled[record[i]] = record[i + 3] == 1 end
+    local ahead = record[last + 1]
+    if type(ahead) ~= 'table' then ahead = {} end
     for i = 3, #keys do
       local a = 6 + (i - 3) * 5
       local hits, x, y, z = args[a + 1], args[a + 2], args[a + 3], args[a + 4]
@@ -71,14 +75,15 @@ local function release(keys, args)
       if settled[keys[i]] then
         -- as it is
       elseif args[a] == 'b' then
-        debits[#debits + 1] = debit_bucket(keys[i], bucket_at(packed, x, y, z), x, y, z, -hits)
+        debits[#debits + 1] = debit_own_bucket(keys[i], packed, x, y, z, -hits)
       else
-        debits[#debits + 1] = settle_window(keys[i], window_at(packed, x, args[a] == 's'), x, granted - fmod(granted, x), -hits)
+        local start = ahead[keys[i]] or granted - fmod(granted, x)
+        debits[#debits + 1] = settle_window(keys[i], window_at(packed, x, args[a] == 's'), x, start, -hits)
       end
     end
   end
 
-  if of_stream then know(stream, ENDED, now + outlives(record, first, last), token) end
+  if of_stream then know(stream, ENDED, stream_till, token) end
   if of_operation then
     if undo or attempt == 0 then call('DEL', operation)
     else know(operation, ENDED, now + RECORD_SLACK, '', '', attempt, 0) end

@@ -44,7 +44,11 @@ local function renew(keys, args)
     call('ZADD', keys[2], record[EXPIRY], token)
     extend(keys[2], life + INDEX_SLACK)
   end
-  for key, rest in pairs(known) do know(key, HOLDING, record[UNTIL], unpack(rest)) end
+  for key, rest in pairs(known) do
+    local till = record[UNTIL]
+    if key == record[STREAM] and outlives(record, first, last) == RESERVED_SLACK then till = record[EXPIRY] + STREAM_SLACK end
+    know(key, HOLDING, till, unpack(rest))
+  end
   write_record(keys[1], record)
   return {life}
 end

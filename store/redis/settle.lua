@@ -6,9 +6,10 @@
 -- The call is as each in common.lua says, and of a usage
 -- keys  1..n  the states of the checks, each once
 --       then  the lease's record; only with its token
---       then  what is known of the stream, and those that its usage was charged to and how
---             long (ms) that is remembered; only with a stream
---       The states of what is settled are taken from the record: they are in the same slot.
+--       then  what is known of the stream, and those that its usage was charged to, or settled
+--             of, and how long (ms) that is remembered; only with a stream
+--       The states of what is settled are taken from the record, and the second of the two of
+--       the stream that the lease is of: they are in the same slot.
 -- args  2     the lease's token; "" to find it by its stream
 --       3     "1" with a stream, else ""
 --       4     "1" to charge nothing that was not reserved
@@ -32,19 +33,30 @@ local function settle(keys, args)
   local token, streamed = args[2], args[3] == '1'
   local mark = nil
   local record, first, last, record_key = nil, 0, -1, nil
-  local known = token ~= '' -- that there was a lease, whether or not it is found
+  local known = token ~= '' and ENDED -- what is known of the stream: there was a lease
   if streamed then mark = keys[#keys] end
   if token == '' and streamed then
-    local kind, _, holder = known_at(keys[#keys - 1])
-    token, known = holder, kind ~= nil and kind ~= TOMBSTONE
+    local _
+    known, _, token = known_at(keys[#keys - 1])
   end
   if token ~= '' then
     record_key = args[5] .. token
     record, first, last = record_at(record_key)
   end
 
-  local debits, marks = {}, {}
-  local settled, seen = false, {}
+  -- Where it is noted what was told of the stream's usage, and what is to be noted there.
+  local told, notes = mark, {}
+  if record and record[STREAM] ~= '' then told = string.gsub(record[STREAM], '}:stream:', '}:usage:', 1) end
+  local function was_told(set, key)
+    return notes[set] and notes[set][key] or tonumber(call('ZSCORE', set, key) or 0) > now
+  end
+  local function note(set, key)
+    if was_told(set, key) then return end
+    notes[set] = notes[set] or {}
+    notes[set][key] = true
+  end
+
+  local debits, settled = {}, false
 
   -- Settles one reservation, and says how.
   local function settle(i, hits)
@@ -54,14 +66,7 @@ local function settle(keys, args)
     local more = hits - record[i + 2]
     local packed = call('GET', key)
     if z > 0 then
-      -- Under the limit that its state was written by: a change is the next decision's. One
-      -- that is full is as one without state.
-      if packed then
-        local _, capacity, scale, refill = unpack_state(packed)
-        if bucket_at(packed, capacity, scale, refill).level < capacity * scale then x, y, z = capacity, scale, refill
-        else packed = nil end
-      end
-      if more > 0 or more < 0 and packed then debits[#debits + 1] = debit_bucket(key, bucket_at(packed, x, y, z), x, y, z, more) end
+      debits[#debits + 1] = debit_own_bucket(key, packed, x, y, z, more)
     else
       -- Redis has lost the count, or its slot is moving: there is nothing to give back from.
       if not packed and record[i + 2] > 0 then return LATE, 0 end
@@ -81,21 +86,24 @@ local function settle(keys, args)
     for i = first, last, 7 do
       if key and record[i] == key or not key and (name == '' or record[i + 1] == name) then
         local one, extra = settle(i, hits)
+        if told and one ~= BEFORE then note(told, record[i]) end
         result, more = min(result, one), more + extra
       end
     end
-    local charges = result == NOT_RESERVED and key and streamed and args[4] ~= '1'
-    if charges and args[a + 6] == '1' and known and not record then charges = false end
-    if charges then
-      if seen[key] or tonumber(call('ZSCORE', mark, key) or 0) > now then
+    if result == NOT_RESERVED and key and streamed then
+      -- What was reserved stands when the record is gone: of a lease that expired, or ended.
+      local lost = args[a + 6] == '1' and not record and known and known ~= TOMBSTONE
+      if was_told(mark, key) then
         result = BEFORE
-      else
-        seen[key], result, more = true, CHARGED, hits
-        marks[#marks + 1] = key
+      elseif lost then
+        if known == HOLDING then result = LATE end
+      elseif args[4] ~= '1' then
+        note(mark, key)
+        result, more = CHARGED, hits
         local packed = call('GET', key)
         local x, y, z = args[a + 3], args[a + 4], args[a + 5]
         if args[a] == 'b' then
-          debits[#debits + 1] = debit_bucket(key, bucket_at(packed, x, y, z), x, y, z, hits)
+          debits[#debits + 1] = debit_own_bucket(key, packed, x, y, z, hits)
         else
           debits[#debits + 1] = debit_window(key, window_at(packed, x, args[a] == 's'), x, hits)
         end
@@ -107,8 +115,10 @@ local function settle(keys, args)
 
   -- Write.
   debited(debits)
-  for _, key in ipairs(marks) do call('ZADD', mark, now + USAGE_LIFE, key) end
-  if #marks > 0 then call('PEXPIRE', mark, USAGE_LIFE) end
+  for set, limits in pairs(notes) do
+    for key in pairs(limits) do call('ZADD', set, now + USAGE_LIFE, key) end
+    call('PEXPIRE', set, USAGE_LIFE)
+  end
   if settled then
     record[1] = WRITES
     if outlives(record, first, last) == RECORD_SLACK then record[UNTIL] = max(now, record[EXPIRY]) + RECORD_SLACK end

@@ -68,8 +68,8 @@ func TestASettlementIsFollowed(t *testing.T) {
 	if got := left(); got != 90 {
 		t.Errorf("%d are left, want 90", got)
 	}
-	// By the stream the lease is not known here: what the store tells is followed.
-	s.Follow("d", []limit.Check{tokens}, storetest.TestLease("d", 2))
+	// By its stream too.
+	s.FollowRequest(limit.Request{Domain: "d", Checks: []limit.Check{tokens}, Lease: storetest.TestLease("d", 2), Stream: "s"})
 	byStream := limit.Usage{Domain: "d", Stream: "s", Checks: []limit.Check{hits(tokens, 25)}}
 	if _, rest, err = s.Settle(byStream); err != nil || len(rest.Checks) != 1 {
 		t.Fatalf("Settle leaves %+v, %v, want all of it for the store", rest, err)
@@ -82,6 +82,90 @@ func TestASettlementIsFollowed(t *testing.T) {
 	s.FollowUsage(rest, []limit.Settlement{{Result: limit.AlreadySettled}})
 	if got := left(); got != 40 {
 		t.Errorf("%d are left, want 40", got)
+	}
+	// What another replica's lease has reserved was not taken here.
+	rest.Stream = "elsewhere"
+	s.FollowUsage(rest, []limit.Settlement{{Result: limit.Settled, Difference: -30}})
+	if got := left(); got != 40 {
+		t.Errorf("%d are left, want 40", got)
+	}
+	s.FollowUsage(rest, []limit.Settlement{{Result: limit.Settled, Difference: 30}})
+	if got := left(); got != 10 {
+		t.Errorf("%d are left, want 10", got)
+	}
+}
+
+// What is told by the stream, and again by the lease, is given back to the share once, also
+// beside a reservation of the same limit that is settled only then.
+func TestASettlementToldByStreamAndByLeaseIsFollowedOnce(t *testing.T) {
+	s := standby.New(standby.Options{Mode: limit.ModeLocal, Now: storetest.NewClock().Now})
+	tokens := hits(check("tokens", hourly(100), limit.DefaultMode), 30)
+	tokens.Reserve = time.Minute
+	second := tokens
+	second.Key += ",user=x"
+	id := storetest.TestLease("d", 1)
+	s.FollowRequest(limit.Request{Domain: "d", Checks: []limit.Check{tokens, second}, Lease: id, Stream: "s"})
+	s.Follow("d", []limit.Check{hits(tokens, 50), hits(second, 50)}, storetest.TestLease("d", 2))
+	settle := func(u limit.Usage, answer limit.Settlement) {
+		t.Helper()
+		_, rest, err := s.Settle(u)
+		if err != nil || len(rest.Checks)+len(rest.Limits) != 1 {
+			t.Fatalf("Settle leaves %+v, %v", rest, err)
+		}
+		s.FollowUsage(rest, []limit.Settlement{answer})
+	}
+	used := limit.Usage{Domain: "d", Stream: "s", Checks: []limit.Check{hits(tokens, 10)}}
+	settle(used, limit.Settlement{Result: limit.Settled, Difference: -20})
+	used.Lease = id // it is sent again, with the lease: the store has settled it before
+	settle(used, limit.Settlement{Result: limit.AlreadySettled})
+	settle(limit.Usage{Domain: "d", Lease: id, Limits: []limit.Used{{Limit: "tokens", Hits: 25}}}, limit.Settlement{Result: limit.Settled, Difference: -5})
+	for key, want := range map[string]int64{tokens.Key: 40, second.Key: 25} {
+		c := hits(check("tokens", hourly(100), limit.DefaultMode), 0)
+		c.Key = key
+		if got := decide(t, s, request(c), "x").Results[0].Remaining; got != want {
+			t.Errorf("of %s %d are left, want %d", key, got, want)
+		}
+	}
+}
+
+// A limit that is open keeps nothing here, so that nothing can be settled of it, whoever
+// else it would refuse: the usage is the store's.
+func TestUsageOfAnOpenLimitRefusesNobody(t *testing.T) {
+	s := standby.New(standby.Options{Mode: limit.ModeOpen, Now: storetest.NewClock().Now})
+	tokens := hits(check("tokens", hourly(1000), limit.ModeOpen), 400)
+	tokens.Reserve = time.Minute
+	if d := decide(t, s, request(tokens), "x"); d.Lease != "" || !d.Admitted {
+		t.Fatalf("an open limit is decided as %+v, want it admitted without a lease", d)
+	}
+	u := limit.Usage{Domain: "d", Stream: "s", Checks: []limit.Check{hits(tokens, 150)}}
+	if _, rest, err := s.Settle(u); err != nil || len(rest.Checks) != 1 {
+		t.Fatalf("Settle leaves %+v, %v, want all of it for the store", rest, err)
+	}
+	s.FollowUsage(u, []limit.Settlement{{Result: limit.Charged, Difference: 150}})
+	other := limit.Check{Key: "weir:{elsewhere}:other", Name: "other", Limit: hourly(5), Hits: 1, FailureMode: limit.ModeOpen}
+	if got := told(decide(t, s, limit.Request{Domain: "elsewhere", Checks: []limit.Check{other}}, "x")); got != "admitted open true/open" {
+		t.Errorf("the next request, of another domain, is %s, want admitted open true/open", got)
+	}
+}
+
+// However long the store is away, what is open, closed or can never pass takes no memory.
+func TestOnlySharesAreKept(t *testing.T) {
+	s := standby.New(standby.Options{Mode: limit.ModeOpen, Now: storetest.NewClock().Now})
+	reserves := func(c limit.Check) limit.Check { c.Reserve = time.Minute; return c }
+	r := request(
+		reserves(check("tokens", hourly(1000), limit.ModeOpen)), check("lane", slots(3), limit.ModeOpen),
+		shadow(reserves(check("closed", hourly(1000), limit.ModeClosed))), shadow(reserves(hits(check("never", hourly(10), limit.ModeOpen), 11))),
+	)
+	for i := range 100 {
+		if i%2 == 1 {
+			r.Stream, r.Operation = "", limit.Operation{ID: "o", Attempt: uint32(i)}
+		}
+		if d := decide(t, s, r, "x"); !d.Admitted || d.Lease != "" {
+			t.Fatalf("request %d is decided as %+v, want it admitted without a lease", i, d)
+		}
+	}
+	if got := s.Kept(); got != 0 {
+		t.Errorf("%d states and leases are kept, want none", got)
 	}
 }
 
@@ -97,5 +181,18 @@ func TestAnOperationWithoutTheStore(t *testing.T) {
 	r.Operation.Body[0] = 1
 	if _, err := s.Decide(r, "x"); !errors.Is(err, store.ErrOtherRequest) {
 		t.Errorf("for something else: %v, want ErrOtherRequest", err)
+	}
+}
+
+// Of a bucket or a window alone it is known too.
+func TestAnOperationOfABucketAloneTakesNothingTwiceWithoutTheStore(t *testing.T) {
+	s := standby.New(standby.Options{Mode: limit.ModeLocal, Now: storetest.NewClock().Now})
+	r := request(hits(check("tokens", hourly(100), limit.DefaultMode), 40))
+	r.Stream, r.Operation = "", limit.Operation{ID: "o", Attempt: 1}
+	decide(t, s, r, "x")
+	r.Operation.Attempt = 2
+	again := decide(t, s, r, "x")
+	if !again.Replayed || again.Results[0].Remaining != 60 {
+		t.Errorf("the second try is told again: %t, and %d are left, want true and 60", again.Replayed, again.Results[0].Remaining)
 	}
 }

@@ -77,7 +77,8 @@ func (s *Standby) Mode(c limit.Check) limit.FailureMode {
 }
 
 // What stands in the place of a check that is not decided here: limits that always
-// pass, and never. Neither has a state.
+// pass, and never. Neither has a state, nor a reservation: whatever were settled of one
+// would be charged to all.
 var (
 	open   = limit.Window{Max: 1, Unit: limit.Second, Multiplier: 1}
 	closed = limit.Window{Max: 0, Unit: limit.Second, Multiplier: 1}
@@ -92,10 +93,12 @@ func (s *Standby) Decide(r limit.Request, reason string) (limit.Decision, error)
 	modes := make([]limit.FailureMode, len(r.Checks))
 	for i, c := range r.Checks {
 		asked.Checks[i], modes[i] = s.standIn(c)
+		if modes[i] == limit.ModeLocal {
+			asked.Operation = r.Operation // without a share nothing is taken, and nothing kept
+		}
 	}
 	if asked.NeedsLease() {
 		asked.Lease, asked.Stream = limit.NewLocalLeaseID(r.Domain, s.process, random()), r.Stream
-		asked.Operation = r.Operation
 	}
 	d, err := s.local.Decide(context.Background(), asked)
 	if errors.Is(err, store.ErrOtherRequest) || errors.Is(err, store.ErrLateAttempt) {
@@ -139,7 +142,7 @@ func (s *Standby) standIn(c limit.Check) (limit.Check, limit.FailureMode) {
 	if c.Impossible() != limit.NoReason {
 		// Not under the key of the share: its state would be turned into one of the
 		// whole limit, and gain as that does. What is asked here never has a state.
-		c.Key = "never " + c.Key
+		c.Key, c.Reserve = "never "+c.Key, 0
 		if w, ok := c.Limit.(limit.Window); ok {
 			w.ChargeOver = false
 			c.Limit = w
@@ -154,6 +157,7 @@ func (s *Standby) standIn(c limit.Check) (limit.Check, limit.FailureMode) {
 		}
 		mode = limit.ModeClosed
 	}
+	c.Reserve = 0
 	if mode == limit.ModeClosed && c.Hits >= 0 {
 		c.Key, c.Limit, c.Hits = "closed", closed, 1
 		return c, mode
@@ -169,29 +173,47 @@ const MaxFollowed = 1 << 18
 // Follow takes from the shares what the store has charged: the checks of an admitted
 // request, or usage, with the lease that it was granted, or "".
 func (s *Standby) Follow(domain string, checks []limit.Check, lease limit.LeaseID) {
-	var followed []limit.Check
-	for _, c := range checks {
+	s.FollowRequest(limit.Request{Domain: domain, Checks: checks, Lease: lease})
+}
+
+// FollowRequest is Follow for r, which the store has admitted: r.Lease is what it was
+// granted, or "". What its stream ends or settles is followed too.
+func (s *Standby) FollowRequest(r limit.Request) {
+	followed := limit.Request{Domain: r.Domain, Lease: r.Lease}
+	for _, c := range r.Checks {
 		if s.Mode(c) != limit.ModeLocal {
 			continue
 		}
-		if _, slot := c.Limit.(limit.Concurrency); slot && lease == "" {
-			continue
+		if r.Lease == "" { // no slot was taken, and nothing reserved
+			if _, slot := c.Limit.(limit.Concurrency); slot {
+				continue
+			}
+			c.Reserve = 0
 		}
 		if c.Limit = limit.Share(c.Limit, c.Fraction, s.replicas); c.Limit != nil {
 			// In shadow it is charged if that much is left, and refuses nothing.
 			c.Shadow = true
-			followed = append(followed, c)
+			followed.Checks = append(followed.Checks, c)
 		}
 	}
 	switch {
-	case len(followed) == 0:
+	case len(followed.Checks) == 0:
 		return
 	case s.local.Len() >= s.max:
 		s.unfollowed.Add(1)
 		return
 	}
-	_, _ = s.local.Decide(context.Background(), limit.Request{Domain: domain, Checks: followed, Lease: lease}) // it keeps the contract
+	if r.Lease != "" && r.Stream != "" {
+		followed.Stream = followedStream(r.Stream)
+	}
+	if _, err := s.local.Decide(context.Background(), followed); err != nil { // it breaks the store's contract; none does
+		s.unfollowed.Add(1)
+	}
 }
+
+// followedStream names a stream whose lease the store keeps: by its own name a stream has
+// what was granted here.
+func followedStream(stream string) string { return "\x00" + stream }
 
 // Release ends what was granted here, and says whether e is about that. If it is not,
 // the store must be asked, and what follows its lease here is ended.
@@ -201,8 +223,12 @@ func (s *Standby) Release(e limit.Ending) (r limit.Release, mine bool, err error
 		return r, true, errElsewhere
 	case e.Lease == "":
 		e.Tombstone = false // the store keeps them
-		r, err = s.local.Release(context.Background(), e)
-		return r, r.Result != limit.NotHeld, err
+		if r, err = s.local.Release(context.Background(), e); err != nil || r.Result != limit.NotHeld {
+			return r, true, err
+		}
+		e.Stream = followedStream(e.Stream)
+		_, err = s.local.Release(context.Background(), e)
+		return r, false, err
 	default:
 		r, err = s.local.Release(context.Background(), e)
 		return r, local, err
@@ -210,23 +236,24 @@ func (s *Standby) Release(e limit.Ending) (r limit.Release, mine bool, err error
 }
 
 // Settle settles what was reserved here, and returns the rest, for the store: what is
-// NotReserved, in order. What follows a lease of the store's is settled here too.
+// NotReserved, in order. All that a lease of the store's has reserved is for the store, and
+// FollowUsage follows its answer.
 func (s *Standby) Settle(u limit.Usage) (all []limit.Settlement, rest limit.Usage, err error) {
 	process, local := u.Lease.Local()
 	if local && process != s.process {
 		return nil, u, errElsewhere
+	}
+	if u.Lease != "" && !local {
+		for range len(u.Checks) + len(u.Limits) {
+			all = append(all, limit.Settlement{Result: limit.NotReserved})
+		}
+		return all, u, nil
 	}
 	here := u
 	here.Reserved = true // what was not reserved is the store's to charge
 	all, err = s.local.Settle(context.Background(), here)
 	if err != nil {
 		return nil, u, fmt.Errorf("standby: %w", err)
-	}
-	if u.Lease != "" && !local {
-		for i := range all {
-			all[i] = limit.Settlement{Result: limit.NotReserved}
-		}
-		return all, u, nil
 	}
 	rest = u
 	rest.Checks, rest.Limits, rest.Lease = nil, nil, ""
@@ -239,16 +266,43 @@ func (s *Standby) Settle(u limit.Usage) (all []limit.Settlement, rest limit.Usag
 }
 
 // FollowUsage takes from the shares, or gives back to them, what the store has settled of
-// u. What a lease has reserved is settled by Settle.
+// u: once, like the store. What follows a lease here is settled as what it follows. If
+// nothing does, what was used more is charged to the share; what was used less is given back
+// where it was taken.
 func (s *Standby) FollowUsage(u limit.Usage, settled []limit.Settlement) {
-	var now []limit.Check
+	here := u
+	here.Checks, here.Limits, here.Reserved = nil, nil, true
+	if u.Lease != "" {
+		here.Stream = ""
+	} else {
+		here.Stream = followedStream(u.Stream)
+	}
+	var charged []limit.Check
 	for i, c := range u.Checks {
-		if r := settled[i]; r.Difference != 0 && (r.Result == limit.Charged || u.Lease == "") {
+		switch r := settled[i]; r.Result {
+		case limit.Settled:
+			here.Checks = append(here.Checks, c)
+			one, err := s.local.Settle(context.Background(), here)
+			here.Checks = nil
+			if err == nil && one[0].Result == limit.NotReserved && u.Lease == "" && r.Difference > 0 {
+				c.Hits, c.Reserve = r.Difference, 0
+				charged = append(charged, c)
+			}
+		case limit.Charged:
 			c.Hits, c.Reserve = r.Difference, 0
-			now = append(now, c)
+			charged = append(charged, c)
+		case limit.AlreadySettled, limit.Late, limit.NotReserved:
 		}
 	}
-	s.Follow(u.Domain, now, "")
+	for i, used := range u.Limits {
+		if settled[len(u.Checks)+i].Result == limit.Settled {
+			here.Limits = append(here.Limits, used)
+		}
+	}
+	if len(here.Limits) > 0 {
+		_, _ = s.local.Settle(context.Background(), here) // what is not reserved here is not followed
+	}
+	s.Follow(u.Domain, charged, "")
 }
 
 // Renew extends what was granted here, and says whether the lease is. If it is not,

@@ -201,6 +201,39 @@ func TestSharesFollowWhatTheStoreAdmits(t *testing.T) {
 	}
 }
 
+// A limit that reserves and did not pass, as one in shadow, has no lease; the others of its
+// request are followed all the same.
+func TestWhatIsAdmittedBesideAShadowThatReservesIsFollowed(t *testing.T) {
+	s := standby.New(standby.Options{Mode: limit.ModeLocal, Now: storetest.NewClock().Now})
+	plain := hits(check("plain", hourly(10), limit.DefaultMode), 7)
+	over := shadow(hits(check("over", hourly(10), limit.DefaultMode), 1))
+	over.Reserve = time.Minute
+	s.Follow("d", []limit.Check{plain, over}, "") // over did not pass at the store
+	if got := decide(t, s, request(hits(plain, 0)), "x").Results[0].Remaining; got != 3 {
+		t.Errorf("%d are left of the share, want 3", got)
+	}
+	if got := s.Unfollowed(); got != 0 {
+		t.Errorf("%d were not followed, want none", got)
+	}
+}
+
+// A slot that the store granted to a stream is free in the share when the stream's end is
+// told.
+func TestTheEndOfAStreamIsFollowed(t *testing.T) {
+	s := standby.New(standby.Options{Mode: limit.ModeLocal, Now: storetest.NewClock().Now})
+	lane := check("lane", slots(1), limit.DefaultMode)
+	s.FollowRequest(limit.Request{Domain: "d", Checks: []limit.Check{lane}, Lease: storetest.TestLease("d", 1), Stream: "a"})
+	if d := decide(t, s, request(lane), "x"); d.Admitted {
+		t.Fatal("the slot is free")
+	}
+	if _, mine, err := s.Release(limit.Ending{Domain: "d", Stream: "a", Tombstone: true}); mine || err != nil {
+		t.Errorf("Release by the stream = %t, %v, want that the store is asked", mine, err)
+	}
+	if d := decide(t, s, request(lane), "x"); !d.Admitted {
+		t.Error("the slot is not free when its stream has ended")
+	}
+}
+
 func TestALeaseOfThisProcess(t *testing.T) {
 	clock := storetest.NewClock()
 	o := standby.Options{Mode: limit.ModeLocal, Now: clock.Now}

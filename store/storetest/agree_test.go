@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"weir/limit"
 	"weir/store"
@@ -57,15 +58,25 @@ type program struct {
 	domain string
 	clock  *storetest.Clock
 	stores map[string]store.Store
-	model  store.Store
+	model  *storetest.Model
 
 	policies int // how often the limits have changed
 	leases   []limit.LeaseID
+	asked    []limit.Request
 	granted  []limit.Request
-	slots    bool // leases exist: time goes forward only, since it cleans them
+	usage    []limit.Usage // that was told
+	latest   int64         // ms that the clock has shown
 }
 
 func (p *program) next(n int) int { return p.data.Next(n) }
+
+// some is one of n that came one after the other: as likely the last as any.
+func (p *program) some(n int) int {
+	if p.next(2) == 0 {
+		return n - 1
+	}
+	return p.next(n)
+}
 
 func pick[T any](p *program, from ...T) T { return from[p.next(len(from))] }
 
@@ -73,8 +84,10 @@ func (p *program) step(t *testing.T) {
 	ctx := storetest.Context(t)
 	switch p.next(15) {
 	case 0:
-		by := pick(p, 1, 3, 250, 999, 1000, 7001, 23_456, 60_000, 3_600_000, 86_400_000, 40*86_400_000, -2, -5000)
-		if by < 0 && p.slots {
+		by := pick[int64](p, 1, 3, 250, 999, 1000, 7001, 23_456, 60_000, 3_600_000, 3_800_000, 86_400_000, 40*86_400_000, -2, -2, -5000, -5000, -5000)
+		// Back to where all is known that was, and buckets and windows are still kept.
+		p.latest = max(p.latest, p.clock.Now())
+		if to := p.clock.Now() + by; by < 0 && (p.latest-to > 9000 || p.model.Ends(to, p.latest)) {
 			by = -by
 		}
 		p.clock.Advance(time.Duration(by) * time.Millisecond)
@@ -86,7 +99,6 @@ func (p *program) step(t *testing.T) {
 			e.Lease = p.leases[p.next(len(p.leases))]
 		} else {
 			e.Domain, e.Stream, e.Tombstone = p.domain, p.stream(), p.next(3) > 0
-			p.slots = true
 		}
 		want, _ := p.model.Release(ctx, e)
 		for name, s := range p.stores {
@@ -99,7 +111,7 @@ func (p *program) step(t *testing.T) {
 		if len(p.granted) == 0 {
 			return
 		}
-		r := p.granted[p.next(len(p.granted))]
+		r := p.granted[p.some(len(p.granted))]
 		want, _ := p.model.Undo(ctx, r)
 		for name, s := range p.stores {
 			got, err := s.Undo(ctx, r)
@@ -107,23 +119,10 @@ func (p *program) step(t *testing.T) {
 				t.Fatalf("%s: Undo(%+v) = %v, %v, want %v", name, r, got, err, want)
 			}
 		}
+		p.inspect(t, r.Checks)
 	case 5, 12:
-		u := limit.Usage{Domain: p.domain, Stream: p.stream(), Reserved: p.next(4) == 0}
-		if p.next(2) == 0 && len(p.leases) > 0 {
-			u.Lease = p.leases[p.next(len(p.leases))]
-			if p.next(2) == 0 {
-				u.Stream = ""
-			}
-			for range p.next(3) {
-				u.Limits = append(u.Limits, limit.Used{Limit: pick(p, "", "n", "m"), Hits: pick[int64](p, 0, 1, 3, 5, 50, limit.MaxExact)})
-			}
-		}
-		for _, c := range p.request().Checks {
-			if _, ok := c.Limit.(limit.Concurrency); !ok {
-				u.Checks = append(u.Checks, c)
-			}
-		}
-		p.slots = true
+		u := p.used()
+		p.usage = append(p.usage, u)
 		want, _ := p.model.Settle(ctx, u)
 		for name, s := range p.stores {
 			got, err := s.Settle(ctx, u)
@@ -131,6 +130,7 @@ func (p *program) step(t *testing.T) {
 				t.Fatalf("%s: Settle(%+v) = %v, %v, want %v", name, u, got, err, want)
 			}
 		}
+		p.inspect(t, u.Checks)
 	case 13:
 		after, n := limit.Slot{}, 1+p.next(3)
 		for {
@@ -166,14 +166,7 @@ func (p *program) step(t *testing.T) {
 			}
 		}
 	case 4:
-		r := p.request()
-		want, _ := p.model.Inspect(ctx, r.Checks)
-		for name, s := range p.stores {
-			got, err := s.Inspect(ctx, r.Checks)
-			if diff := cmp.Diff(want, got); err != nil || diff != "" {
-				t.Fatalf("%s: Inspect %+v: %v (-want +got):\n%s", name, r.Checks, err, diff)
-			}
-		}
+		p.inspect(t, p.request().Checks)
 	default:
 		r := p.request()
 		states, err := p.stores["memory"].Inspect(ctx, r.Checks)
@@ -225,9 +218,76 @@ func (p *program) step(t *testing.T) {
 	}
 }
 
-// request returns a request with up to four checks, of any kind.
+func (p *program) inspect(t *testing.T, checks []limit.Check) {
+	t.Helper()
+	ctx := storetest.Context(t)
+	want, _ := p.model.Inspect(ctx, checks)
+	for name, s := range p.stores {
+		got, err := s.Inspect(ctx, checks)
+		if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); err != nil || diff != "" {
+			t.Fatalf("%s: Inspect %+v: %v (-want +got):\n%s", name, checks, err, diff)
+		}
+	}
+}
+
+// used is usage: told before, or of what a request was granted, or of anything.
+func (p *program) used() limit.Usage {
+	if n := len(p.usage); n > 0 && p.next(4) == 0 {
+		return p.usage[p.some(n)]
+	}
+	u := limit.Usage{Domain: p.domain, Stream: p.stream(), Reserved: p.next(4) == 0}
+	if p.next(2) == 0 && len(p.leases) > 0 {
+		u.Lease = p.leases[p.next(len(p.leases))]
+		if p.next(2) == 0 {
+			u.Stream = ""
+		}
+		for range p.next(3) {
+			u.Limits = append(u.Limits, limit.Used{Limit: pick(p, "", "n", "m"), Hits: pick[int64](p, 0, 1, 3, 5, 50, limit.MaxExact)})
+		}
+	}
+	var checks []limit.Check
+	if n := len(p.granted); n > 0 && p.next(2) == 0 {
+		r := p.granted[p.some(n)]
+		checks = r.Checks
+		if r.Stream != "" {
+			u.Stream = r.Stream
+		}
+	} else {
+		checks = p.request().Checks
+	}
+	for _, c := range checks {
+		if _, slot := c.Limit.(limit.Concurrency); !slot {
+			u.Checks = append(u.Checks, c)
+		}
+	}
+	return u
+}
+
+// request returns a request with up to four checks, of any kind; or with those of an earlier
+// one, under the policy that was then.
 func (p *program) request() limit.Request {
 	r := limit.Request{Domain: p.domain}
+	if n := len(p.asked); n > 0 && p.next(2) == 0 {
+		r.Checks = p.asked[p.some(n)].Checks
+	} else {
+		r.Checks = p.checks()
+	}
+	if p.next(4) == 0 {
+		r.Operation = limit.Operation{ID: pick(p, "o1", "o2"), Attempt: uint32(p.next(3))}
+		r.Operation.Body[0] = byte(p.next(5) / 4)
+	}
+	if r.NeedsLease() {
+		r.Lease = storetest.TestLease(p.domain, uint64(len(p.leases)+1))
+		p.leases = append(p.leases, r.Lease)
+		if p.next(2) == 0 && r.Operation.ID == "" {
+			r.Stream = p.stream()
+		}
+	}
+	p.asked = append(p.asked, r)
+	return r
+}
+
+func (p *program) checks() (all []limit.Check) {
 	for i := range 1 + p.next(4) {
 		subject := []limit.Entry{{Key: "k", Value: pick(p, "a", "b", "c")}}
 		c := limit.Check{Name: pick(p, "n", "m"), Hits: pick[int64](p, 1, 1, 1, 0, 2, 3, 7, 11, -1, -4, limit.MaxExact, -limit.MaxExact)}
@@ -267,23 +327,11 @@ func (p *program) request() limit.Request {
 			c.Reserve = pick(p, 0, 0, 3*time.Second, 2*time.Minute)
 		}
 		c.Key = limit.Key(p.domain, c.Limit, subject)
-		if !sameState(r.Checks, c) {
-			r.Checks = append(r.Checks, c)
+		if !sameState(all, c) {
+			all = append(all, c)
 		}
 	}
-	if p.next(4) == 0 {
-		r.Operation = limit.Operation{ID: pick(p, "o1", "o2"), Attempt: uint32(p.next(3))}
-		r.Operation.Body[0] = byte(p.next(5) / 4)
-	}
-	if r.NeedsLease() {
-		p.slots = true
-		r.Lease = storetest.TestLease(p.domain, uint64(len(p.leases)+1))
-		p.leases = append(p.leases, r.Lease)
-		if p.next(2) == 0 && r.Operation.ID == "" {
-			r.Stream = p.stream()
-		}
-	}
-	return r
+	return all
 }
 
 func (p *program) stream() string { return pick(p, "s1", "s2", "s3") }

@@ -20,7 +20,7 @@ type Model struct {
 	windows map[string]*modelWindow
 	leases  []*modelLease
 	streams map[string]*modelStream // by domain and stream
-	used    map[string]int64        // when the usage of a stream was charged to a limit
+	told    map[string]int64        // when the usage of a stream was charged to a limit, or settled of it
 	asked   map[string]*modelOperation
 }
 
@@ -53,6 +53,7 @@ type modelLease struct {
 	settledAt       int64 // when the last of them was settled
 	operation       *modelOperation
 	stream, asker   string // of the first request, and the operation; "" once it has ended
+	windows         map[string]int64 // the starts of those that were charged
 }
 
 type modelReservation struct {
@@ -79,6 +80,14 @@ func (l *modelLease) until() int64 {
 		return l.expiry + n
 	}
 	return max(l.expiry, l.settledAt) + 60_000
+}
+
+// streamUntil is when nobody knows any more that a stream holds l: it may be longer than l.
+func (l *modelLease) streamUntil() int64 {
+	if l.outlives() > 60_000 {
+		return l.expiry + 86_400_000
+	}
+	return l.until()
 }
 
 // known reports whether the record of l means something.
@@ -114,7 +123,7 @@ type modelStream struct {
 
 // NewModel returns an empty model. It is not safe for concurrent use.
 func NewModel(now func() int64) *Model {
-	return &Model{now: now, buckets: make(map[string]*modelBucket), windows: make(map[string]*modelWindow), streams: make(map[string]*modelStream), used: make(map[string]int64), asked: make(map[string]*modelOperation)}
+	return &Model{now: now, buckets: make(map[string]*modelBucket), windows: make(map[string]*modelWindow), streams: make(map[string]*modelStream), told: make(map[string]int64), asked: make(map[string]*modelOperation)}
 }
 
 func integer(n int64) *big.Rat { return new(big.Rat).SetInt64(n) }
@@ -259,7 +268,7 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 
 	// Charge.
 	charged, reserved := map[string]bool{}, map[string]bool{}
-	held := &modelLease{id: r.Lease, domain: r.Domain, granted: now}
+	held := &modelLease{id: r.Lease, domain: r.Domain, granted: now, windows: map[string]int64{}}
 	live := func(d time.Duration) {
 		if held.life == 0 || d.Milliseconds() < held.life {
 			held.life = d.Milliseconds()
@@ -281,6 +290,7 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 			if pays && c.Hits != 0 && !charged[c.Key] {
 				m.count(c.Key, l, c.Hits, now)
 				charged[c.Key] = true
+				held.windows[c.Key] = m.latest(c.Key, l, now)
 			}
 		case limit.Concurrency:
 			if pays && c.Hits >= 0 {
@@ -314,11 +324,11 @@ func (m *Model) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 	if r.Stream != "" && !d.StreamEnded {
 		switch {
 		case stream != nil && d.Lease != "":
-			*stream = modelStream{ambiguous: true, until: max(stream.until, held.until())}
+			*stream = modelStream{ambiguous: true, until: max(stream.until, held.streamUntil())}
 		case stream != nil:
 			*stream = modelStream{ambiguous: true, until: stream.until}
 		case d.Lease != "":
-			m.streams[r.Domain+"|"+r.Stream] = &modelStream{lease: held, until: held.until()}
+			m.streams[r.Domain+"|"+r.Stream] = &modelStream{lease: held, until: held.streamUntil()}
 			held.stream = r.Stream
 		}
 	}
@@ -407,10 +417,14 @@ func (m *Model) Release(_ context.Context, e limit.Ending) (limit.Release, error
 	}
 	for _, s := range m.streams {
 		if s.lease == l && !s.ended && now < s.until {
-			*s = modelStream{ended: true, lease: l, until: now + l.outlives()}
+			until := now + l.outlives()
+			if now >= l.expiry { // its estimates stand
+				until = max(until, s.until)
+			}
+			*s = modelStream{ended: true, lease: l, until: until}
 		}
 	}
-	if o := l.operation; o != nil && m.asked[o.name] == o {
+	if o := l.operation; o != nil && m.asked[o.name] == o && !o.ended {
 		o.ended, o.endedAt = true, now
 	}
 	if now >= l.expiry {
@@ -453,10 +467,48 @@ func (m *Model) Renew(_ context.Context, e limit.Extension) (limit.Renewal, erro
 	l.expire(max(l.expiry, now+l.life))
 	for _, s := range m.streams {
 		if s.lease == l && !s.ended && now < s.until {
-			s.until = l.until()
+			s.until = l.streamUntil()
 		}
 	}
 	return limit.Renewal{Renewed: true, TTL: limit.Millis(l.expiry - now)}, nil
+}
+
+// Ends reports whether something that is known for a time is forgotten after from ms, and at to
+// or before: time that is set back from to to from would bring it back to life, where it was
+// not cleaned away.
+func (m *Model) Ends(from, to int64) bool {
+	ends := func(at int64) bool { return from < at && at <= to }
+	for _, l := range m.leases {
+		if ends(l.until()) || !l.released && ends(l.expiry) {
+			return true
+		}
+		for _, s := range l.slots {
+			if !l.released && ends(s.expiry) {
+				return true
+			}
+		}
+	}
+	for _, b := range m.buckets { // a full one may have been none when its limit changed
+		if ends(b.at) && b.tokens.Cmp(integer(b.limit.Capacity)) == 0 {
+			return true
+		}
+	}
+	for _, s := range m.streams {
+		if ends(s.until) {
+			return true
+		}
+	}
+	for _, at := range m.told {
+		if ends(at + 600_000) {
+			return true
+		}
+	}
+	for _, o := range m.asked {
+		if o.ended && ends(o.endedAt+60_000) {
+			return true
+		}
+	}
+	return false
 }
 
 // Inspect implements [store.Store]. Waits are not computed, but looked for.

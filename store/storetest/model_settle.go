@@ -36,8 +36,7 @@ func (m *Model) Undo(ctx context.Context, r limit.Request) (limit.Release, error
 		}
 		given[c.Key] = true
 		if w, ok := c.Limit.(limit.Window); ok {
-			length := w.Length().Milliseconds()
-			if start := l.granted / length * length; m.counts(c.Key, w, start, now) {
+			if start := l.windows[c.Key]; m.counts(c.Key, w, start, now) {
 				m.countIn(c.Key, m.latest(c.Key, w, now), start, -c.Hits)
 			}
 			continue
@@ -47,11 +46,22 @@ func (m *Model) Undo(ctx context.Context, r limit.Request) (limit.Release, error
 	return released, err
 }
 
-// debit charges hits, whether or not that much is left.
+// debit charges hits, whether or not that much is left: to a bucket under the limit that it
+// stands under (S18), and full is the absence of state.
 func (m *Model) debit(key string, l limit.Limit, hits, now int64) {
 	switch l := l.(type) {
 	case limit.TokenBucket:
+		full := true
+		if old := m.buckets[key]; old != nil && m.bucket(key, old.limit, now).tokens.Cmp(integer(old.limit.Capacity)) < 0 {
+			l, full = old.limit, false
+		}
+		if hits == 0 || hits < 0 && full {
+			return
+		}
 		b := m.bucket(key, l, now)
+		if full {
+			b = &modelBucket{tokens: integer(l.Capacity), at: now, limit: l}
+		}
 		b.tokens = smaller(new(big.Rat).Sub(b.tokens, integer(hits)), integer(l.Capacity))
 		if d := deepest(l); b.tokens.Cmp(d) < 0 {
 			b.tokens = d
@@ -68,19 +78,37 @@ func (m *Model) Settle(_ context.Context, u limit.Usage) ([]limit.Settlement, er
 	now := m.now()
 	var l *modelLease
 	asked := u.Lease != ""
+	holds := false // the stream holds a lease
 	if asked {
 		l = m.find(u.Lease)
 	} else if s := m.stream(u.Domain, u.Stream, now); s != nil && !s.tombstone {
-		l, asked = s.lease, true
+		l, asked, holds = s.lease, true, !s.ended && !s.ambiguous
 	}
 	if l != nil && !l.known(now) {
 		l = nil
+	}
+	// tell notes that the usage of a stream was told, for ten minutes, and reports whether it
+	// was before.
+	tell := func(stream, key string) bool {
+		mark := u.Domain + "|" + stream + "|" + key
+		if at, done := m.told[mark]; done && now < at+600_000 {
+			return true
+		}
+		m.told[mark] = now
+		return false
+	}
+	of := u.Stream
+	if l != nil && l.stream != "" {
+		of = l.stream
 	}
 	settle := func(hits int64, meant func(r *modelReservation) bool) limit.Settlement {
 		all := limit.Settlement{Result: limit.NotReserved}
 		for _, r := range m.reservations(l) {
 			if meant(r) {
 				one := m.settleOne(l, r, hits, now)
+				if of != "" && one.Result != limit.AlreadySettled {
+					tell(of, r.key)
+				}
 				all.Result, all.Difference = min(all.Result, one.Result), all.Difference+one.Difference
 			}
 		}
@@ -90,13 +118,16 @@ func (m *Model) Settle(_ context.Context, u limit.Usage) ([]limit.Settlement, er
 	var all []limit.Settlement
 	for _, c := range u.Checks {
 		one := settle(c.Hits, func(r *modelReservation) bool { return r.key == c.Key })
-		lost := c.Reserve > 0 && asked && l == nil
-		if one.Result == limit.NotReserved && u.Stream != "" && !u.Reserved && !lost {
-			mark := u.Domain + "|" + u.Stream + "|" + c.Key
-			if at, done := m.used[mark]; done && now < at+600_000 {
-				one = limit.Settlement{Result: limit.AlreadySettled}
-			} else {
-				m.used[mark] = now
+		if one.Result == limit.NotReserved && u.Stream != "" {
+			lost := c.Reserve > 0 && asked && l == nil
+			at, done := m.told[u.Domain+"|"+u.Stream+"|"+c.Key]
+			switch {
+			case done && now < at+600_000:
+				one.Result = limit.AlreadySettled
+			case lost && holds:
+				one.Result = limit.Late
+			case !lost && !u.Reserved:
+				tell(u.Stream, c.Key)
 				m.debit(c.Key, c.Limit, c.Hits, now)
 				one = limit.Settlement{Result: limit.Charged, Difference: c.Hits}
 			}
@@ -133,12 +164,7 @@ func (m *Model) settleOne(l *modelLease, r *modelReservation, hits, now int64) l
 			m.countIn(r.key, m.latest(r.key, l, now), r.start, hits-r.hits)
 		}
 	case limit.TokenBucket:
-		if b := m.buckets[r.key]; b != nil && m.bucket(r.key, b.limit, now).tokens.Cmp(integer(b.limit.Capacity)) < 0 {
-			l = b.limit // S18; full is the absence of state
-		}
-		if hits != r.hits {
-			m.debit(r.key, l, hits-r.hits, now)
-		}
+		m.debit(r.key, l, hits-r.hits, now)
 	case limit.Concurrency:
 	}
 	r.settled, l.settledAt = true, now

@@ -3,7 +3,6 @@
 package storetest
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -204,7 +203,7 @@ func (s *scenario) once(t *testing.T, m policy.Match, ask ask, alone bool) (stri
 	name, stream := ask.name, ask.stream
 	r := limit.Request{Domain: s.policies.Domains()[0], Checks: m.Checks, Operation: ask.operation}
 	if r.Operation.ID != "" {
-		r.Operation.Body = bodyOf(m.Checks)
+		r.Operation.Body = limit.BodyOf(m.Checks)
 	}
 	if r.NeedsLease() {
 		s.mu.Lock()
@@ -503,16 +502,6 @@ func TestLease(domain string, n uint64) limit.LeaseID {
 	var random [16]byte
 	binary.BigEndian.PutUint64(random[8:], n)
 	return limit.NewLeaseID(domain, random)
-}
-
-// bodyOf tells requests with other checks or hits apart.
-func bodyOf(checks []limit.Check) (body [16]byte) {
-	sum := sha256.New()
-	for _, c := range checks {
-		_, _ = fmt.Fprintf(sum, "%s %d\n", c.Key, c.Hits)
-	}
-	copy(body[:], sum.Sum(nil))
-	return body
 }
 
 func hasChargeOver(checks []limit.Check) bool {

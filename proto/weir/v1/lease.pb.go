@@ -607,7 +607,8 @@ type AcquireResponse struct {
 	// One for each descriptor of the request, in order.
 	Statuses []*DescriptorStatus `protobuf:"bytes,3,rep,name=statuses,proto3" json:"statuses,omitempty"`
 	// What an admitted request holds; absent if it took no slot, reserved nothing and
-	// had no operation_id, or met no limit, for then there is nothing to release.
+	// had no operation_id, or met no limit, for then there is nothing to release. In a
+	// bypass only what a replica's own share admitted holds anything.
 	Lease *Lease `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
 	// How the decision was made if not by the store.
 	Bypass Bypass `protobuf:"varint,5,opt,name=bypass,proto3,enum=weir.v1.Bypass" json:"bypass,omitempty"`
