@@ -52,7 +52,7 @@ type modelLease struct {
 	reserved        []*modelReservation
 	settledAt       int64 // when the last of them was settled
 	operation       *modelOperation
-	stream, asker   string // of the first request, and the operation; "" once it has ended
+	stream, asker   string           // of the first request, and the operation; "" once it has ended
 	windows         map[string]int64 // the starts of those that were charged
 }
 
