@@ -66,7 +66,7 @@ func Encode(a Ask, m policy.Match, d limit.Decision, v limit.Verdict, o Options)
 func appendStatus(b []byte, m policy.Match, met policy.Matched, d limit.Decision, v limit.Verdict) []byte {
 	var tightest standing
 	for _, i := range met.Checks {
-		if c := &m.Checks[i]; !c.Shadow && !d.Results[i].Unasked {
+		if c := &m.Checks[i]; !c.Shadow && !d.Results[i].Unknown {
 			if t := stand(c, d.Results[i], v); tightest.check == nil || compare(t, tightest) < 0 {
 				tightest = t
 			}

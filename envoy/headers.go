@@ -65,7 +65,7 @@ func rateLimit(m policy.Match, d limit.Decision, v limit.Verdict) (current, poli
 	}
 	items := make([]item, 0, len(m.Checks))
 	for i := range m.Checks {
-		if c := &m.Checks[i]; !c.Shadow && !d.Results[i].Unasked {
+		if c := &m.Checks[i]; !c.Shadow && !d.Results[i].Unknown {
 			items = append(items, newItem(stand(c, d.Results[i], v)))
 		}
 	}

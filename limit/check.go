@@ -205,9 +205,9 @@ type Result struct {
 	// above are those of this process's share then, and 0 unless it is ModeLocal, but
 	// for the RetryAfter of ModeClosed.
 	Bypass FailureMode
-	// Unasked: another check is known to refuse, so that this one was not looked at. It says
+	// Unknown: another check is known to refuse, so that this one was not looked at. It says
 	// that it Passed, and nothing else is known.
-	Unasked bool
+	Unknown bool
 }
 
 // Decision is a store's answer.

@@ -31,6 +31,7 @@ func (s *secured) calls(t *testing.T, as *tls.Config) map[string]error {
 	_, answers["Acquire"] = leases.Acquire(ctx, &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{typed("a", "x")}})
 	_, answers["Release"] = leases.Release(ctx, &weirv1.ReleaseRequest{LeaseIds: []string{"x"}})
 	_, answers["Renew"] = leases.Renew(ctx, &weirv1.RenewRequest{LeaseIds: []string{"x"}})
+	_, answers["Reconcile"] = leases.Reconcile(ctx, &weirv1.ReconcileRequest{Usage: []*weirv1.LeaseUsage{{LeaseId: "x"}}})
 	_, answers["Inspect"] = leases.Inspect(ctx, &weirv1.InspectRequest{Domain: "d", Entries: []*weirv1.Entry{{Key: "a", Value: "x"}}})
 	_, answers["ShouldRateLimit"] = rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[a=x]")})
 	log, err := als.NewAccessLogServiceClient(conn).StreamAccessLogs(ctx)
@@ -50,7 +51,7 @@ func (s *secured) calls(t *testing.T, as *tls.Config) map[string]error {
 		_, err = list.Recv()
 	}
 	answers["reflection"] = err
-	for _, page := range []string{"/healthz", "/healthcheck", "/metrics", "/json"} {
+	for _, page := range []string{"/healthz", "/healthcheck", "/metrics", "/json", "/", "/status.json"} {
 		answers[page] = s.page(t, as, s.HTTP, page)
 	}
 	return answers
@@ -87,9 +88,9 @@ func (s *secured) page(t *testing.T, as *tls.Config, host, path string) error {
 // What each client may do is what the lists say, and nothing else.
 func TestEachClientMayDoWhatTheListsSay(t *testing.T) {
 	const (
-		lease     = "Acquire Release Renew Inspect"
+		lease     = "Acquire Release Renew Reconcile Inspect"
 		ratelimit = "ShouldRateLimit StreamAccessLogs /json"
-		everybody = "Check reflection /healthz /healthcheck /metrics"
+		everybody = "Check reflection /healthz /healthcheck /metrics / /status.json"
 		probe     = "/healthz /healthcheck"
 	)
 	lists := []string{"--ratelimit-clients", "spiffe://example.org/edge/*,10.9.8.7", "--lease-clients", "jobs.example.org", "--lease-clients", "*.workers.example.org"}

@@ -123,7 +123,7 @@ func (s *Server) givingBack(keys []string) (after func()) {
 	if s.unasked == nil || len(keys) == 0 {
 		return func() {}
 	}
-	return s.unasked.Give(keys...)
+	return s.unasked.Give(keys)
 }
 
 func (s *Server) askOrBypass(ctx context.Context, r limit.Request) (limit.Decision, error) {

@@ -105,7 +105,7 @@ func acquired(a decided) *weirv1.AcquireResponse {
 	for _, met := range m.Descriptors {
 		s := &weirv1.DescriptorStatus{Unlimited: met.Unlimited}
 		for _, i := range met.Checks {
-			if d.Results[i].Bypass == limit.DefaultMode && !d.Results[i].Unasked {
+			if d.Results[i].Bypass == limit.DefaultMode && !d.Results[i].Unknown {
 				s.Limits = append(s.Limits, limitStatus(m.Checks[i], d.Results[i]))
 			}
 		}

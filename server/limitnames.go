@@ -15,6 +15,9 @@ const maxNames = 2000
 // otherLimit is the label of limits beyond maxNames.
 const otherLimit = "other"
 
+// unknownLimit is the label of what a request calls a limit, and is none.
+const unknownLimit = "unknown"
+
 // limitNames are the limits with series of their own. Names that are no limit's, as
 // "unknown", are left as they are.
 type limitNames struct {

@@ -198,7 +198,7 @@ func (m *metrics) decided(domain string, checks []limit.Check, d limit.Decision,
 			m.bypassed.WithLabelValues(domain, name, by.String(), d.BypassReason).Inc()
 			continue
 		}
-		if d.Results[i].Unasked {
+		if d.Results[i].Unknown {
 			continue
 		}
 		result := "passed"
@@ -224,7 +224,7 @@ func (m *metrics) settled(domain string, u limit.Usage, all []limit.Settlement) 
 			name = u.Checks[i].Name
 		case u.Limits[n].Limit == "":
 		case one.Result == limit.NotReserved:
-			name = "unknown" // a request's word
+			name = unknownLimit // a request's word
 		default:
 			name = u.Limits[n].Limit
 		}

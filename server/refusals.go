@@ -169,17 +169,10 @@ func (r *refusals) keep(now map[limitKind]int) {
 	forget(r.waits, now)
 }
 
-// subjectOf is the subject in a key of the store: see [limit.Key]. Sensitive values are
-// digests in there.
+// subjectOf is the subject in a key of the store, to be shown. Sensitive values are digests
+// in there.
 func subjectOf(key string) string {
-	_, rest, _ := strings.Cut(key, "}:")
-	parts := strings.SplitN(rest, ":", 3)
-	if len(parts) > 2 && (parts[0] == "w" || parts[0] == "s") { // they have a unit
-		rest = parts[2]
-	} else {
-		_, rest, _ = strings.Cut(rest, ":")
-	}
-	entries := strings.Split(rest, ",")
+	entries := strings.Split(limit.Subject(key), ",")
 	for i, e := range entries {
 		k, v, _ := strings.Cut(e, "=")
 		entries[i] = cut(k, maxValue) + "=" + cut(v, maxValue)

@@ -97,6 +97,14 @@ func (s *Server) releaseBy(ctx context.Context, e limit.Ending, by, domain, op s
 	return r, nil
 }
 
+// settling is givingBack for what usage may settle.
+func (s *Server) settling(u limit.Usage) (after func()) {
+	if s.unasked != nil && len(u.Limits) > 0 { // by their names: any that the lease has reserved of
+		return s.unasked.GiveAny()
+	}
+	return s.givingBack(keysOf(u.Checks))
+}
+
 // keysOf are the keys of checks.
 func keysOf(checks []limit.Check) []string {
 	keys := make([]string, len(checks))
@@ -113,14 +121,7 @@ func (s *Server) settle(ctx context.Context, u limit.Usage) ([]limit.Settlement,
 		return nil, err
 	}
 	if len(rest.Checks)+len(rest.Limits) > 0 {
-		if s.unasked != nil {
-			// By the names of limits it may be any of the lease's.
-			keys := keysOf(rest.Checks)
-			if len(rest.Limits) > 0 {
-				keys = nil
-			}
-			defer s.unasked.Give(keys...)()
-		}
+		defer s.settling(rest)()
 		var settled []limit.Settlement
 		err := s.call(ctx, "settle", u.Domain, func() (err error) {
 			settled, err = s.store.Settle(ctx, rest)

@@ -1,6 +1,8 @@
 package server_test
 
 import (
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -82,5 +84,38 @@ descriptors:
 	script(t, s, "[a=x]", "OVER [OVER 0]", "[a=x]", "OVER [OVER 0]")
 	if got := s.unasked(t); got != 1 {
 		t.Errorf("%v were refused unasked, want the last alone", got)
+	}
+}
+
+// What another replica gives back, by a refund or by an operator's reset, counts within the time
+// that refusals are remembered.
+func TestWhatAnotherReplicaGivesBackIsHonouredInTime(t *testing.T) {
+	const remembered = 50 * time.Millisecond
+	shared := memory.New(memory.Options{})
+	replica := func() *service {
+		s := serviceWith(t, shared, nil, func(o *server.Options) { o.RememberRefusals = remembered })
+		s.setPolicy(t, tenPolicy)
+		return s
+	}
+	here, there := replica(), replica()
+	for name, giveBack := range map[string]func(){
+		"refund": func() { ask(t, there.envoy, "d", "[a=refund;hits=1;neg]", 0) },
+		"reset": func() {
+			w := httptest.NewRecorder()
+			r := httptest.NewRequest("POST", "/reset", strings.NewReader(`{"domain": "d", "descriptors": [{"entries": [{"key": "a", "value": "reset"}]}]}`))
+			r.Header.Set("Content-Type", "application/json")
+			r.Host = "localhost"
+			there.Admin().ServeHTTP(w, r)
+			if w.Code != 200 {
+				t.Fatalf("reset: %d %s", w.Code, w.Body)
+			}
+		},
+	} {
+		subject := "[a=" + name + "]"
+		script(t, here, "[a="+name+";hits=2]", "OK [OK 0]", subject, "OVER [OVER 0]")
+		giveBack()
+		begin := time.Now()
+		storetest.Eventually(t, name+" is honoured", func() bool { return strings.HasPrefix(ask(t, here.envoy, "d", subject, 0), "OK") })
+		t.Logf("%s: honoured after %v", name, time.Since(begin))
 	}
 }

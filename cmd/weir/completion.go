@@ -63,7 +63,8 @@ type completionValue struct {
 	words []string // these alone
 }
 
-// completions are the commands, in the order of --help.
+// completions are the commands, in the order of --help. One that has commands of its own has
+// these as operands, and the flags of all of them.
 func completions(app *kong.Node) []completion {
 	var all []completion
 	for _, n := range app.Children {
@@ -71,25 +72,37 @@ func completions(app *kong.Node) []completion {
 			continue
 		}
 		c := completion{name: n.Name, help: n.Help, flags: []completionFlag{{name: "--help", short: "-h", help: "Show help."}}}
-		for _, f := range n.Flags {
-			if f.Hidden || f.Name == "help" {
-				continue
-			}
-			flag := completionFlag{name: "--" + f.Name, help: f.Help, many: f.IsCumulative()}
-			if f.Short != 0 {
-				flag.short = "-" + string(f.Short)
-			}
-			if !f.IsBool() {
-				flag.value = valueOf(f.Value, cmp.Or(f.PlaceHolder, strings.ToUpper(f.Name)))
-			}
-			c.flags = append(c.flags, flag)
-		}
-		for _, p := range n.Positional {
-			c.operands = valueOf(p, strings.ToUpper(p.Name))
+		c.add(n)
+		for _, sub := range n.Children {
+			c.operands.what = "COMMAND"
+			c.operands.words = append(c.operands.words, sub.Name)
+			c.add(sub)
 		}
 		all = append(all, c)
 	}
 	return all
+}
+
+// add adds the flags of n that are not there yet, and what its operands may be.
+func (c *completion) add(n *kong.Node) {
+	for _, f := range n.Flags {
+		if f.Hidden || slices.ContainsFunc(c.flags, func(has completionFlag) bool { return has.name == "--"+f.Name }) {
+			continue
+		}
+		flag := completionFlag{name: "--" + f.Name, help: f.Help, many: f.IsCumulative()}
+		if f.Short != 0 {
+			flag.short = "-" + string(f.Short)
+		}
+		if !f.IsBool() {
+			flag.value = valueOf(f.Value, cmp.Or(f.PlaceHolder, strings.ToUpper(f.Name)))
+		}
+		c.flags = append(c.flags, flag)
+	}
+	for _, p := range n.Positional {
+		if c.operands.what == "" {
+			c.operands = valueOf(p, strings.ToUpper(p.Name))
+		}
+	}
 }
 
 func valueOf(v *kong.Value, what string) completionValue {

@@ -12,7 +12,15 @@ func TestEveryCommandHasAnExample(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range parser.Model.Leaves(true) {
+	var all []*kong.Node
+	for nodes := parser.Model.Children; len(nodes) > 0; nodes = nodes[1:] {
+		all = append(all, nodes[0])
+		nodes = append(nodes, nodes[0].Children...)
+	}
+	if len(all) < 16 {
+		t.Fatalf("there are %d commands, want all", len(all))
+	}
+	for _, c := range all {
 		path := strings.TrimSuffix(c.Path(), " list") // which may be left out
 		if !strings.HasPrefix(c.Detail, "Example: ") || !strings.Contains(c.Detail, path) {
 			t.Errorf("%s --help begins with %.40q, want an example", path, c.Detail)

@@ -20,6 +20,14 @@ type leasesCommand struct {
 	Release leasesReleaseCommand `cmd:"" help:"End leases by the start of their ids."`
 }
 
+// Help is shown by weir leases --help.
+func (c *leasesCommand) Help() string {
+	return `Example: weir leases --domain inference --longer-than 5m
+Example: weir leases release --domain inference 3kTq0ZbX
+
+weir leases alone is weir leases list.`
+}
+
 type leasesListCommand struct {
 	operator
 	Domain     string        `required:"" help:"Domain of the policy."`
@@ -29,7 +37,7 @@ type leasesListCommand struct {
 	Output     string        `short:"o" enum:"text,json" default:"text" help:"text or json (${default})."`
 }
 
-// Help is shown by weir leases --help.
+// Help is shown by weir leases list --help.
 func (c *leasesListCommand) Help() string {
 	return `Example: weir leases --domain inference -d account=alice --longer-than 5m
 

@@ -35,7 +35,7 @@ type serveCommand struct {
 	RedisCAFile               string        `name:"redis-ca-file" env:"WEIR_REDIS_CA_FILE" placeholder:"FILE" help:"Authorities (PEM) whose Redis servers are trusted by rediss://, instead of the system's."`
 	HashKeyFile               string        `env:"WEIR_HASH_KEY_FILE" placeholder:"FILE" help:"File with the secret, of 32 bytes or more, under which the values of sensitive policies are hashed: the same for all replicas. With --redis such policies need it; in memory the default is a random one."`
 	GRPCListen                string        `name:"grpc-listen" env:"WEIR_GRPC_LISTEN" default:":8081" placeholder:"ADDR" help:"Address of the gRPC services (${default})."`
-	HTTPListen                string        `name:"http-listen" env:"WEIR_HTTP_LISTEN" default:":8080" placeholder:"ADDR" help:"Address of the page, /metrics, /json (${default})."`
+	HTTPListen                string        `name:"http-listen" env:"WEIR_HTTP_LISTEN" default:":8080" placeholder:"ADDR" help:"Address of the status page, /healthz, /metrics, /json (${default})."`
 	AdminListen               string        `env:"WEIR_ADMIN_LISTEN" default:"127.0.0.1:6070" placeholder:"ADDR" help:"Address of /rlconfig, /debug/pprof/, and of weir leases, reset and explain (${default}); keep it private. Empty: none."`
 	StoreTimeout              time.Duration `env:"WEIR_STORE_TIMEOUT" default:"10ms" help:"How long a decision waits for a Redis that answers nobody; below the 20ms that Envoy waits if it is not told otherwise (${default})."`
 	FailureMode               string        `env:"WEIR_FAILURE_MODE" enum:"open,closed,local" default:"open" help:"What becomes of limits while Redis does not answer, where their policy does not say: open admits, closed refuses, local decides by this replica's share (${default})."`
@@ -77,7 +77,7 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	hangUp, stop := hangUps()      // nor a SIGHUP, however early or late
 	defer stop()
 	if c.RememberRefusals < 0 || c.RememberRefusals > unasked.MaxLife {
-		return fmt.Errorf("--remember-refusals %v must be within 0 and %v", c.RememberRefusals, unasked.MaxLife)
+		return fmt.Errorf("--remember-refusals must be 0..%v, got %v; the default is 250ms", unasked.MaxLife, c.RememberRefusals)
 	}
 	if c.MaxWait < 0 || c.MaxWait > limit.MaxWait {
 		return fmt.Errorf("--max-wait must be 0..%v, got %v; the default is 2ms", limit.MaxWait, c.MaxWait)

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 )
@@ -89,7 +90,8 @@ func secure(h http.Handler) http.Handler {
 	})
 }
 
-// snapshot returns one as JSON that is not older than age.
+// snapshot returns one as JSON that is not older than age. Others have the same: it must not be
+// changed, nor appended to.
 func (p *Page) snapshot(age time.Duration) []byte {
 	p.taking.Lock()
 	defer p.taking.Unlock()
@@ -105,7 +107,7 @@ func (p *Page) snapshot(age time.Duration) []byte {
 
 func (p *Page) once(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(append(p.snapshot(fresh), '\n')) // the client has gone
+	_, _ = w.Write(slices.Concat(p.snapshot(fresh), []byte{'\n'})) // the client has gone
 }
 
 // events sends each snapshot until the viewer leaves or the server stops.

@@ -347,3 +347,20 @@ func TestThePageNeedsNothingFromElsewhere(t *testing.T) {
 		t.Error("app.js sets innerHTML")
 	}
 }
+
+// All who ask at once have the same picture.
+func TestManyMayAskForTheSnapshotAtOnce(t *testing.T) {
+	s := newSite(open)
+	defer s.Close()
+	defer s.end()
+	want := s.get("/status.json").Body.String()
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			if got := s.get("/status.json").Body.String(); !strings.HasSuffix(got, "}\n") || len(got) < len(want)-2 {
+				t.Errorf("one was told %q", got)
+			}
+		})
+	}
+	all.Wait()
+}

@@ -171,7 +171,7 @@ type Latency struct {
 // where there was nothing. They are read from a histogram, so that they are about right.
 type Percentiles struct {
 	Count float64 `json:"count"` // of what took its time, in all intervals
-	// All are over all intervals: p50, p95 and p99; nil if there was nothing.
+	// All are over all intervals: p50, p95 and p99; empty if there was nothing.
 	All   []float64  `json:"all"`
 	Times []int64    `json:"times"` // seconds since the epoch
 	P50   []*float64 `json:"p50"`

@@ -100,7 +100,7 @@ func lasts(c limit.Check) bool {
 }
 
 // Refuse decides r if it is known that the store would refuse it. What is known of no check is
-// its result, but for those that refuse: see [limit.Result].Unasked.
+// its result, but for those that refuse: see [limit.Result].Unknown.
 func (m *Memory) Refuse(r limit.Request, now time.Time) (d limit.Decision, known bool) {
 	if r.Operation.ID != "" || r.Stream != "" && r.NeedsLease() {
 		return d, false // it may hold a lease already, and the store notes that it has asked
@@ -122,7 +122,7 @@ func (m *Memory) Refuse(r limit.Request, now time.Time) (d limit.Decision, known
 		if !known {
 			known, d.Results = true, make([]limit.Result, len(r.Checks))
 			for j := range d.Results {
-				d.Results[j] = limit.Result{Passed: true, Unasked: true}
+				d.Results[j] = limit.Result{Passed: true, Unknown: true}
 			}
 		}
 		d.Results[i] = limit.Result{Remaining: f.remaining, RetryAfter: up(f.told.Sub(now)), ResetAfter: up(f.reset.Sub(now))}
@@ -145,23 +145,33 @@ func (m *Memory) find(key string) (refusal, bool) {
 	return f, ok
 }
 
-// Give is called before hits may be given back to the states with these keys, or to any if
-// there are none, and what it returns when they have been, or that has failed.
-func (m *Memory) Give(keys ...string) (given func()) {
-	m.forget(keys)
-	return func() { m.forget(keys) }
+// Give is called before hits may be given back to the states with these keys, and what it
+// returns when they have been, or that has failed.
+func (m *Memory) Give(keys []string) (given func()) {
+	return m.giving(func() {
+		for _, key := range keys {
+			delete(m.now, key)
+			delete(m.old, key)
+		}
+	})
 }
 
-func (m *Memory) forget(keys []string) {
-	m.given.Add(1) // before the lock: nobody who asked before learns any more
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(keys) == 0 {
+// GiveAny is Give for any states.
+func (m *Memory) GiveAny() (given func()) {
+	return m.giving(func() {
 		clear(m.now)
 		clear(m.old)
+	})
+}
+
+// giving forgets now, and when it is called again.
+func (m *Memory) giving(forget func()) (again func()) {
+	again = func() {
+		m.given.Add(1) // before the lock: nobody who asked before learns any more
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		forget()
 	}
-	for _, key := range keys {
-		delete(m.now, key)
-		delete(m.old, key)
-	}
+	again()
+	return again
 }

@@ -19,8 +19,6 @@ type Options struct {
 	Addr string
 	// Ask returns how it stands. It must end with its context.
 	Ask func(context.Context) (*page.Snapshot, error)
-	// Every is how often it is asked; 0 means once a second.
-	Every time.Duration
 	// Colours shows what is wrong in colours too, and not by words alone.
 	Colours bool
 }
@@ -85,11 +83,7 @@ type answer struct {
 
 // poll asks until ctx ends.
 func (o Options) poll(ctx context.Context, to chan<- answer) {
-	every := o.Every
-	if every == 0 {
-		every = time.Second
-	}
-	tick := time.NewTicker(every)
+	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
 		seen, err := o.Ask(ctx)
