@@ -21,7 +21,7 @@ import (
 const (
 	// connections is how many carry script calls, and maxBatch how many calls one
 	// round trip takes. A round trip costs Redis more than a script.
-	connections = 4
+	connections = 2
 	maxBatch    = 32
 	// maxKeys is how many keys the calls of one script call have, but for one alone that has
 	// more: Redis does nothing else meanwhile.
