@@ -3,6 +3,8 @@ package storetest_test
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -37,7 +39,7 @@ func FuzzAgree(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		programs++
 		p := program{
-			data:   storetest.Choices(data),
+			data:   goOn(data),
 			domain: fmt.Sprintf("d%d", programs), // so that each starts with an empty Redis
 			clock:  clock,
 			stores: map[string]store.Store{
@@ -50,6 +52,19 @@ func FuzzAgree(f *testing.F) {
 			p.step(t)
 		}
 	})
+}
+
+// goOn is data with more behind it, made of it: what a fuzz engine makes is mostly short, and
+// what goes wrong mostly takes many steps.
+func goOn(data []byte) storetest.Choices {
+	sum := fnv.New64a()
+	_, _ = sum.Write(data) // it never fails
+	r := rand.New(rand.NewPCG(sum.Sum64(), 0))
+	all := append(make(storetest.Choices, 0, len(data)+1000), data...)
+	for range 1000 {
+		all = append(all, byte(r.Uint32()))
+	}
+	return all
 }
 
 // program reads its steps from bytes.
