@@ -354,6 +354,16 @@ func goldenSliding(t *testing.T) limit.Request {
 	return r
 }
 
+// goldenBehind is what the golden states of a window were made by that began at noon, when time
+// had been set back by a minute: 2 hits of 5 and a slot, beside 1 hit of before.
+func goldenBehind(t *testing.T) limit.Request {
+	t.Helper()
+	r := request(check(hourly(t, 5), "behind"), check(lane(t, 2, 2*time.Minute), "behind"))
+	r.Checks[0].Hits = 2
+	r.Lease = storetest.TestLease("d", 13)
+	return r
+}
+
 // goldenKeys are the keys of the golden states.
 func goldenKeys(t *testing.T) map[string]string {
 	t.Helper()
@@ -363,6 +373,7 @@ func goldenKeys(t *testing.T) map[string]string {
 		"reserved": limit.LeaseKey(goldenReserved(t).Lease), "stream": limit.StreamKey("d", "s"),
 		"operated": limit.LeaseKey(goldenOperated(t).Lease), "operation": limit.OperationKey("d", "o"),
 		"sliding": goldenSliding(t).Checks[0].Key, "slid": limit.LeaseKey(goldenSliding(t).Lease),
+		"ahead": goldenBehind(t).Checks[0].Key, "behind": limit.LeaseKey(goldenBehind(t).Lease),
 	}
 }
 
@@ -385,6 +396,12 @@ func TestStatesAreWrittenInFormat1(t *testing.T) {
 			t.Fatal(err)
 		}
 		decide(t, s, goldenRequest(t))
+		behind := goldenBehind(t)
+		first := request(behind.Checks[0])
+		first.Checks[0].Hits = 1
+		decide(t, s, first)
+		clock.Advance(-time.Minute)
+		decide(t, s, behind)
 		golden := goldenStates(t)
 		for name, key := range goldenKeys(t) {
 			got, err := client.Get(storetest.Context(t), key).Result()
@@ -456,6 +473,10 @@ func TestStatesOfFormat1AreRead(t *testing.T) {
 				}
 				if got := inspect(t, s, debt...)[0]; got.Level != -4 || got.Remaining != 0 || got.RetryAfter != 15750*time.Millisecond {
 					t.Errorf("%s: in debt: %+v, want level -4, and a token in 15.75s", what, got)
+				}
+				undone, err := s.Undo(ctx, goldenBehind(t))
+				if got := inspect(t, s, goldenBehind(t).Checks[0])[0]; err != nil || undone.Result != limit.Released || got.Count != 1 {
+					t.Errorf("%s: Undo = %+v, %v, and %d hits are left, want 1 in the window that was charged", what, undone, err, got.Count)
 				}
 				readSliding(t, what, s, clock)
 			}
