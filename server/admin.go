@@ -22,18 +22,17 @@ func (s *Server) Admin() http.Handler {
 	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	open := s.access == nil || len(s.access.Admin) == 0
 	for pattern, answer := range map[string]func(*http.Request) (any, error){
 		"GET /leases":          s.adminLeases,
 		"POST /leases/release": s.adminRelease,
 		"POST /reset":          s.adminReset,
 		"POST /explain":        s.adminExplain,
 	} {
-		mux.Handle(pattern, operation(answer, open))
+		mux.Handle(pattern, answerJSON(answer))
 	}
 	guarded := http.NewCrossOriginProtection().Handler(mux)
-	if open {
-		return guarded
+	if s.access == nil || len(s.access.Admin) == 0 {
+		return localOnly(guarded)
 	}
 	return s.guardPage(areaAdmin, guarded)
 }

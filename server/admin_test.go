@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -358,4 +359,35 @@ func (a *absent) Inspect(ctx context.Context, checks []limit.Check) ([]limit.Sta
 		return nil, store.ErrUnavailable
 	}
 	return a.Store.Inspect(ctx, checks)
+}
+
+// While the admin port is open to all who reach it, nothing of it is reached by another name
+// (docs/decisions/0017).
+func TestNoPageOfTheAdminPortIsReachedByAnotherName(t *testing.T) {
+	level := new(slog.LevelVar)
+	clock := storetest.NewClock()
+	s := serviceWith(t, memory.New(memory.Options{Now: clock.Now}), clock, func(o *server.Options) { o.LogLevel = level })
+	s.setPolicy(t, adminPolicy)
+	for _, p := range [][2]string{{"PUT", "/loglevel?level=debug"}, {"GET", "/rlconfig"}, {"GET", "/debug/pprof/goroutine?debug=1"}, {"GET", "/leases?domain=d"}} {
+		if code, _ := admin(s.Server, p[0], p[1], "", "Host", "evil.example:6070", "Origin", "http://evil.example:6070", "Sec-Fetch-Site", "same-origin"); code != 403 {
+			t.Errorf("%s %s by another name = %d, want 403", p[0], p[1], code)
+		}
+	}
+	if level.Level() != slog.LevelInfo {
+		t.Errorf("the log level is %v now", level.Level())
+	}
+}
+
+// What a request's sender chose does not rule the terminal of an operator: C1 controls are
+// obeyed by terminals, and bidi overrides turn a line around.
+func TestASubjectInAListHasNoControls(t *testing.T) {
+	s := serve(t, adminPolicy)
+	acquire(t, s.leases, typed("account", "\u009b2J\u202ex"))
+	var page server.AdminLeases
+	adminOK(t, s.Server, "GET", "/leases?domain=d", "", &page)
+	for _, r := range page.Leases[0].Slots[0].Subject {
+		if !unicode.IsPrint(r) {
+			t.Errorf("the subject has %U", r)
+		}
+	}
 }

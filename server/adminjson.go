@@ -22,15 +22,21 @@ import (
 // lease ids have.
 const maxAdminBody = 1 << 20
 
-// operation is a page that answers in JSON. If the port is open to all who reach it, a name other than
-// localhost in Host is refused: a site whose name was made to mean this address is no other site to
-// a browser.
-func operation(answer func(*http.Request) (any, error), open bool) http.Handler {
+// localOnly refuses a name other than localhost in Host, of a port that is open to all who reach
+// it: a site whose name was made to mean this address is no other site to a browser.
+func localOnly(pages http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if open && !isLocalName(r.Host) {
+		if !isLocalName(r.Host) {
 			http.Error(w, "call the admin port by its IP address or as localhost, not by another name; or name who may call it by --admin-clients", http.StatusForbidden)
 			return
 		}
+		pages.ServeHTTP(w, r)
+	})
+}
+
+// answerJSON is a page that answers in JSON.
+func answerJSON(answer func(*http.Request) (any, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
 			if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || kind != "application/json" {
 				http.Error(w, "send JSON, with Content-Type: application/json", http.StatusUnsupportedMediaType)

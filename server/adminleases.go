@@ -167,11 +167,11 @@ func (a *AdminLeases) add(leases []limit.Listed, wanted func(key, limit string) 
 		meant := wanted == nil
 		for _, h := range l.Slots {
 			meant = meant || wanted(h.Key, h.Limit)
-			out.Slots = append(out.Slots, AdminSlot{h.Limit, limit.Subject(h.Key), h.Key})
+			out.Slots = append(out.Slots, AdminSlot{h.Limit, visible(limit.Subject(h.Key)), h.Key})
 		}
 		for _, v := range l.Reserved {
 			meant = meant || wanted(v.Key, v.Limit)
-			out.Reserved = append(out.Reserved, AdminReservation{AdminSlot{v.Limit, limit.Subject(v.Key), v.Key}, v.Hits, v.Settled})
+			out.Reserved = append(out.Reserved, AdminReservation{AdminSlot{v.Limit, visible(limit.Subject(v.Key)), v.Key}, v.Hits, v.Settled})
 		}
 		if meant {
 			a.Leases = append(a.Leases, out)

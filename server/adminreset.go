@@ -98,7 +98,7 @@ func adminLimit(c limit.Check, state limit.State) AdminLimit {
 	_, capacity := kindOf(c.Limit)
 	return AdminLimit{
 		Name: c.Name, Kind: kind(c.Limit), Class: c.Class.String(), Shadow: c.Shadow,
-		Subject: limit.Subject(c.Key), Key: c.Key, Capacity: int64(capacity),
+		Subject: visible(limit.Subject(c.Key)), Key: c.Key, Capacity: int64(capacity),
 		Remaining: state.Remaining, Level: state.Level, Count: state.Count, ResetAfter: state.ResetAfter.Milliseconds(),
 	}
 }

@@ -286,3 +286,16 @@ func BenchmarkPicture(b *testing.B) { // a snapshot a second while somebody watc
 		})
 	}
 }
+
+// The mean of what a limit told is between the least and the most that it told.
+func TestTheMeanOfLongWaitsIsOne(t *testing.T) {
+	s := newService(t, envoy.Options{})
+	s.setPolicy(t, "domain: d\ndescriptors:\n  - {key: quota, token_bucket: {capacity: 1000, refill: 1/d}}\n")
+	acquire(t, s.leases, costing(1000, typed("quota", "a")))
+	for range 200 {
+		ask(t, s.envoy, "d", "[quota=a;hits=1000]", 0)
+	}
+	if r := limitIn(t, s.snapshot(t), "quota").RetryAfter; r.Mean < r.Last/2 {
+		t.Errorf("retry after %+v, all told the same", r)
+	}
+}

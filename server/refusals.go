@@ -49,9 +49,10 @@ func (r *refused) forgotten(now int64) bool { return now-r.last > int64(forgetAf
 
 // waitsTold are the Retry-After of a limit.
 type waitsTold struct {
-	last, sum time.Duration
-	count     int64
-	at        time.Time
+	last  time.Duration
+	sum   float64 // seconds: a day's quota would soon be too much for a Duration
+	count int64
+	at    time.Time
 }
 
 func newRefusals() *refusals {
@@ -90,7 +91,7 @@ func (r *refusals) tell(id limitKind, wait time.Duration, now time.Time) {
 		r.waits[id] = told
 	}
 	told.last, told.at = wait, now
-	told.sum += wait
+	told.sum += wait.Seconds()
 	told.count++
 }
 
@@ -159,7 +160,7 @@ func (r *refusals) told(id limitKind) *page.RetryAfter {
 	if t == nil {
 		return nil
 	}
-	return &page.RetryAfter{Last: t.last.Seconds(), Mean: t.sum.Seconds() / float64(t.count), Count: t.count, At: t.at.UTC()}
+	return &page.RetryAfter{Last: t.last.Seconds(), Mean: t.sum / float64(t.count), Count: t.count, At: t.at.UTC()}
 }
 
 // keep forgets the limits that are not in the policies any more.
@@ -180,14 +181,19 @@ func subjectOf(key string) string {
 	return cut(strings.Join(entries, ","), maxSubject)
 }
 
-// cut is s in characters that can be seen, at most n.
-func cut(s string, n int) string {
-	s = strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) { // it could rule a terminal, or turn a line around
+// visible is s in characters that can be seen: others could rule a terminal, or turn a line around.
+func visible(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
 			return utf8.RuneError
 		}
 		return r
 	}, s)
+}
+
+// cut is s in characters that can be seen, at most n.
+func cut(s string, n int) string {
+	s = visible(s)
 	if utf8.RuneCountInString(s) <= n {
 		return s
 	}

@@ -1,11 +1,13 @@
 package server_test
 
 import (
+	"fmt"
 	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
+	weirv1 "weir/proto/weir/v1"
 	"weir/server"
 	"weir/store/memory"
 	"weir/store/storetest"
@@ -16,7 +18,10 @@ domain: d
 descriptors:
   - {key: a, token_bucket: {capacity: 2, refill: 1/h}}
   - {key: b, rate_limit: {unit: day, requests_per_unit: 2, reserve: 10m}}
-  - {key: user, concurrency: {max_in_flight: 1, lease: 30s}}
+  - {key: user, concurrency: {max_in_flight: 1, lease: 30s, max_wait: 1m}}
+  - {key: pool, token_bucket: {capacity: 2, refill: 1/h}, reject_as: pool}
+  - {key: banned, rate_limit: {unit: day, requests_per_unit: 0}}
+  - {key: long, rate_limit: {unit: day, requests_per_unit: 1}}
 `
 
 // remembering is a service that remembers what was refused, on a clock that stands.
@@ -117,5 +122,54 @@ func TestWhatAnotherReplicaGivesBackIsHonouredInTime(t *testing.T) {
 		begin := time.Now()
 		storetest.Eventually(t, name+" is honoured", func() bool { return strings.HasPrefix(ask(t, here.envoy, "d", subject, 0), "OK") })
 		t.Logf("%s: honoured after %v", name, time.Since(begin))
+	}
+}
+
+// A refund of a request that waits for a slot is given when the slot came, and from then on
+// counts here.
+func TestARefundAfterAWaitIsNotRefusedUnasked(t *testing.T) {
+	s := remembering(t)
+	script(t, s, "[a=x;hits=2]", "OK [OK 0]")
+	held := acquire(t, s.leases, typed("user", "u")).GetLease().GetId()
+	refund := costing(2, typed("a", "x"))
+	refund.Refund = true
+	done := make(chan bool)
+	go func() { done <- acquire(t, s.leases, typed("user", "u"), refund).GetAdmitted() }()
+	storetest.Eventually(t, "it waits", func() bool { return s.metric(t, "weir_waiting") == 1 })
+	script(t, s, "[a=x]", "OVER [OVER 0]") // is remembered
+	release(t, s.leases, held)
+	if !<-done {
+		t.Fatal("not admitted")
+	}
+	before := s.unasked(t)
+	script(t, s, "[a=x]", "OK [OK 1]")
+	if got := s.unasked(t) - before; got != 0 {
+		t.Errorf("%v refused unasked after this replica's own refund", got)
+	}
+}
+
+// What can never pass is told so, whatever else is remembered; and so is whose fault it is.
+func TestWhatCanNeverPassIsToldSoAlsoUnasked(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		ask  []*weirv1.Descriptor
+		want string // class, reason, retryable
+	}{
+		{"beside a ban", []*weirv1.Descriptor{typed("a", "x"), typed("banned", "y")}, "CLASS_LANE banned false"},
+		{"beside a cost above the capacity", []*weirv1.Descriptor{typed("a", "x"), costing(3, typed("a", "y"))}, "CLASS_LANE cost_exceeds_capacity false"},
+		{"a pool beside an empty lane", []*weirv1.Descriptor{typed("pool", "x"), typed("long", "x")}, "CLASS_LANE window_full true"},
+	} {
+		for _, remember := range []time.Duration{0, time.Second} {
+			t.Run(fmt.Sprint(tt.name, " ", remember), func(t *testing.T) {
+				clock := storetest.NewClock()
+				s := serviceWith(t, memory.New(memory.Options{Now: clock.Now}), clock, func(o *server.Options) { o.RememberRefusals = remember })
+				s.setPolicy(t, tenPolicy)
+				script(t, s, "[a=x;hits=2]", "OK [OK 0]", "[pool=x;hits=2]", "OK [OK 0]", "[long=x]", "OK [OK 0]", "[a=x]", "OVER [OVER 0]", "[pool=x]", "OVER [OVER 0]")
+				v := acquire(t, s.leases, tt.ask...).GetVerdict()
+				if got := fmt.Sprint(v.GetClass(), " ", v.GetReason(), " ", v.GetRetryable()); got != tt.want {
+					t.Errorf("verdict %s, want %s", got, tt.want)
+				}
+			})
+		}
 	}
 }

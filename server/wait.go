@@ -199,7 +199,9 @@ func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decis
 			timeout = min(timeout, time.Until(end)*3/4)
 		}
 		waited = true
+		given := s.givingBack(refunded(r.Checks))
 		again, err := s.askStore(ctx, timeout, r)
+		given()
 		if err != nil { // the store has refused it, and says nothing else in time
 			if !over {
 				s.waits.wakeAll(full)

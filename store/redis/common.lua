@@ -152,7 +152,11 @@ local function each(run)
     for k = 1, n do keys[k] = KEYS[from + k] end
     from = from + n
     local ok, reply = pcall(run, keys, args)
-    if not ok then reply = type(reply) == 'table' and reply.err or 'ERR ' .. tostring(reply) end
+    if not ok then
+      -- An error of Redis' own begins with its code.
+      reply = type(reply) == 'table' and reply.err or tostring(reply)
+      if not string.find(reply, '^%u+ ') then reply = 'ERR ' .. reply end
+    end
     replies[i - 1] = pack(reply)
   end
   return replies

@@ -31,7 +31,7 @@ func (s *Store) Waiting() int {
 	p := s.routes.node("").pipes
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.waiting)
+	return p.wait()
 }
 
 // Busy has the server do nothing else for so long, by a call that waits as a decision

@@ -47,7 +47,9 @@ type pipes struct {
 	work    sync.WaitGroup // the workers
 
 	mu      sync.Mutex
-	waiting []*call   // no connection has been free for them yet
+	waiting []*call   // no connection has been free for them yet; behind head
+	head    int       // how many of them have been taken
+	left    int       // callers who left since the last look through those that wait, at most
 	closed  bool      // no more are let in
 	some    sync.Cond // one waits, or closed
 }
@@ -137,7 +139,7 @@ func (s *shared) MarshalBinary() ([]byte, error) {
 func (s *shared) takes(c *call, sharded bool) bool {
 	first := s.calls[0]
 	return c.script == first.script && !c.alone && !first.alone && !c.asking && !first.asking && s.keys+len(c.keys) <= maxKeys &&
-		(!sharded || limit.KeySlot(c.keys[0]) == limit.KeySlot(first.keys[0]))
+		(!sharded || len(c.keys) > 0 && len(first.keys) > 0 && limit.KeySlot(c.keys[0]) == limit.KeySlot(first.keys[0]))
 }
 
 func (s *shared) add(c *call) {
@@ -231,6 +233,9 @@ func (p *pipes) do(ctx context.Context, c *call) (unpacker, error) {
 			why = errSilent
 		}
 		if c.settled.CompareAndSwap(false, true) {
+			p.mu.Lock()
+			p.left++
+			p.mu.Unlock()
 			return unpacker{}, fmt.Errorf("%w: no answer yet: %w", store.ErrUnavailable, why)
 		}
 		<-c.ready // the answer came at the same moment
@@ -245,10 +250,11 @@ func (p *pipes) queue(c *call) error {
 	if p.closed {
 		return unsentError{errClosed}
 	}
-	if len(p.waiting) >= maxWaiting { // most may have been left meanwhile
-		p.waiting = slices.DeleteFunc(p.waiting, func(c *call) bool { return c.settled.Load() || c.ctx.Err() != nil })
+	if p.wait() >= maxWaiting && p.left >= maxWaiting/2 { // else the looks would take all the time there is
+		p.waiting = slices.DeleteFunc(p.waiting[p.head:], func(c *call) bool { return c.settled.Load() })
+		p.head, p.left = 0, 0
 	}
-	if len(p.waiting) >= maxWaiting {
+	if p.wait() >= maxWaiting {
 		return fmt.Errorf("%w: %d calls wait already", store.ErrUnavailable, maxWaiting)
 	}
 	p.waiting = append(p.waiting, c)
@@ -261,17 +267,24 @@ func (p *pipes) queue(c *call) error {
 func (p *pipes) take(batch []*call) []*call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for len(p.waiting) == 0 && !p.closed {
+	for p.wait() == 0 && !p.closed {
 		p.some.Wait()
 	}
 	if p.closed {
 		return nil
 	}
-	n := min(len(p.waiting), maxBatch)
-	batch = append(batch[:0], p.waiting[:n]...)
-	p.waiting = slices.Delete(p.waiting, 0, n)
+	taken := p.waiting[p.head:min(p.head+maxBatch, len(p.waiting))]
+	batch = append(batch[:0], taken...)
+	clear(taken)
+	if p.head += len(taken); p.head == len(p.waiting) || p.head >= maxWaiting { // seldom, since it moves the rest
+		p.waiting = slices.Delete(p.waiting, 0, p.head)
+		p.head = 0
+	}
 	return batch
 }
+
+// wait is how many calls wait. Its lock must be held.
+func (p *pipes) wait() int { return len(p.waiting) - p.head }
 
 // errSilent says that the server has answered nobody for as long as a call waits.
 var errSilent = fmt.Errorf("the server is silent: %w", os.ErrDeadlineExceeded)
@@ -444,13 +457,13 @@ func (p *pipes) reachable() error {
 func (p *pipes) close(within time.Duration) (ended bool) {
 	p.mu.Lock()
 	p.closed = true
-	for _, c := range p.waiting {
+	for _, c := range p.waiting[p.head:] {
 		if c.settled.CompareAndSwap(false, true) {
 			c.fail(errClosed)
 			close(c.ready)
 		}
 	}
-	p.waiting = nil
+	p.waiting, p.head = nil, 0
 	p.some.Broadcast()
 	p.mu.Unlock()
 	all := make(chan struct{})

@@ -29,6 +29,9 @@ func (s *Store) do(ctx context.Context, c *call) (unpacker, error) {
 			return reply, nil
 		}
 		next := s.routes.after(n, key, err)
+		if !c.alone && hasPrefix(err, "NOPERM") {
+			next = step{retry: true, atOnce: true, node: n}
+		}
 		// It may be its slot alone that is not served: the server is well then.
 		if notServing(err) {
 			if since.IsZero() {
@@ -42,11 +45,15 @@ func (s *Store) do(ctx context.Context, c *call) (unpacker, error) {
 		if n = next.node; n == nil {
 			n = s.routes.node(key)
 		}
-		c.alone = c.alone || hasPrefix(err, "TRYAGAIN") // that of others it may have been about
+		c.alone = c.alone || aboutKeys(err) // those of others it may have been about
 		c.again()
 		c.asking = next.asking
 	}
 }
+
+// aboutKeys reports whether err is about some of the keys of a script call, which has not run:
+// those of one call in it, and maybe not of the others.
+func aboutKeys(err error) bool { return hasPrefix(err, "TRYAGAIN", "NOPERM") }
 
 // step is what to do after a call has failed.
 type step struct {

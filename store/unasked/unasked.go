@@ -99,25 +99,29 @@ func lasts(c limit.Check) bool {
 	return c.Hits > 0 && !c.Shadow && c.Quota == 0
 }
 
-// Refuse decides r if it is known that the store would refuse it. What is known of no check is
-// its result, but for those that refuse: see [limit.Result].Unknown.
+// Refuse decides r if it is known that the store would refuse it, and whose fault that is. What
+// is known of no check is its result, but for those that refuse: see [limit.Result].Unknown.
 func (m *Memory) Refuse(r limit.Request, now time.Time) (d limit.Decision, known bool) {
 	if r.Operation.ID != "" || r.Stream != "" && r.NeedsLease() {
 		return d, false // it may hold a lease already, and the store notes that it has asked
 	}
+	class, lanes := limit.Pool, false // of what is known to refuse; others of the caller's own
 	for i, c := range r.Checks {
 		switch w, window := c.Limit.(limit.Window); {
 		case c.Quota != 0, c.Hits < 0, window && w.ChargeOver && !c.Shadow:
 			return limit.Decision{}, false // the store does something though it refuses
-		case !lasts(c):
-			continue
+		case !c.Shadow && c.Impossible() != limit.NoReason:
+			return limit.Decision{}, false // that is what is to be told
 		}
-		f, ok := m.find(c.Key)
-		if !ok || f.limit != c.Limit || c.Hits < f.hits || !now.Before(f.until) || !now.Before(f.forget) {
+		f, ok := m.refuses(c, now)
+		switch {
+		case !ok:
+			lanes = lanes || !c.Shadow && c.Class == limit.Lane
 			continue
-		}
-		if c.Hits > f.hits { // it waits longer, and how long is the store's to say
+		case c.Hits > f.hits: // it waits longer, and how long is the store's to say
 			return limit.Decision{}, false
+		case c.Class == limit.Lane:
+			class = limit.Lane
 		}
 		if !known {
 			known, d.Results = true, make([]limit.Result, len(r.Checks))
@@ -127,7 +131,19 @@ func (m *Memory) Refuse(r limit.Request, now time.Time) (d limit.Decision, known
 		}
 		d.Results[i] = limit.Result{Remaining: f.remaining, RetryAfter: up(f.told.Sub(now)), ResetAfter: up(f.reset.Sub(now))}
 	}
+	if class == limit.Pool && lanes {
+		return limit.Decision{}, false // S8: if a lane refuses too, it is the lane's
+	}
 	return d, known
+}
+
+// refuses returns what is known of the state of c, if c cannot pass yet.
+func (m *Memory) refuses(c limit.Check, now time.Time) (refusal, bool) {
+	if !lasts(c) {
+		return refusal{}, false
+	}
+	f, ok := m.find(c.Key)
+	return f, ok && f.limit == c.Limit && c.Hits >= f.hits && now.Before(f.until) && now.Before(f.forget)
 }
 
 // up rounds up to whole milliseconds, as stores tell times.
