@@ -50,6 +50,8 @@ bench: servers ## run the benchmarks
 
 .PHONY: demo
 demo: ## run docker-compose.yml, and show what weir does (needs Docker)
+	@{ docker version && docker compose version; } >/dev/null 2>&1 || \
+		{ echo 'make demo needs a Docker daemon that answers, and docker compose; without them: make compose-test (root, Linux x86_64)' >&2; exit 1; }
 	docker compose up --build --detach --wait
 	go run ./demo
 

@@ -202,7 +202,7 @@ func (l *load) told(p place, m *weirv1.AcquireResponse, took time.Duration) (hol
 	} else {
 		y.bypassed[by]++
 		y.reasons[by.reason]++
-		if by.reason == "store_timeout" || by.reason == "store_unavailable" {
+		if by.reason != "breaker_open" { // an error may have ended a script halfway
 			y.unsure++
 		}
 		verdict := "refused"

@@ -142,7 +142,7 @@ var faults = []fault{
 		name:      "Redis has no memory left",
 		strike:    func(w *world) { w.keep(); do("CONFIG", "SET", "maxmemory", "1")(w) },
 		mend:      do("CONFIG", "SET", "maxmemory", "0"),
-		bypass:    "store_unavailable",
+		bypass:    "store_error",
 		meanwhile: leasesEnd,
 	},
 	{
@@ -162,7 +162,7 @@ var faults = []fault{
 		name:   "Redis is read-only",
 		strike: do("REPLICAOF", "127.0.0.1", "1"),
 		mend:   do("REPLICAOF", "NO", "ONE"),
-		bypass: "store_unavailable",
+		bypass: "store_error",
 	},
 	{
 		name: "the clock of Redis is set back", // T22

@@ -57,7 +57,7 @@ func (n *node) rows(rows []row, above string, secret *keySet) []row {
 	switch {
 	case n.value == "":
 	case secret.has(n.key):
-		at += "=(sensitive)"
+		at += "=" + hidden
 	default:
 		at += "=" + show(n.value)
 	}

@@ -47,6 +47,10 @@ func (p *parser) document(data []byte) *yaml.Node {
 		p.fail(line, nil, "not valid YAML: "+show(what)+"; "+remedy)
 		return nil
 	}
+	if isManifest(&doc) {
+		p.fail(1, nil, "this is a Kubernetes manifest (it has apiVersion and kind), not a policy file; take the file out of its data, or leave it out")
+		return nil
+	}
 	var second yaml.Node
 	if err := d.Decode(&second); !errors.Is(err, io.EOF) {
 		line := second.Line
@@ -60,6 +64,20 @@ func (p *parser) document(data []byte) *yaml.Node {
 		return nil
 	}
 	return resolve(doc.Content[0])
+}
+
+// isManifest reports whether a document is one of Kubernetes, say the ConfigMap that a policy file
+// is carried in.
+func isManifest(doc *yaml.Node) bool {
+	if len(doc.Content) == 0 || doc.Content[0].Kind != yaml.MappingNode {
+		return false
+	}
+	has := make(map[string]bool)
+	keys := doc.Content[0].Content
+	for i := 0; i < len(keys); i += 2 {
+		has[keys[i].Value] = true
+	}
+	return has["apiVersion"] && has["kind"] && !has["domain"]
 }
 
 // position returns the line of an error of the YAML parser, and what it says

@@ -240,7 +240,7 @@ func replacedBy(r Request, nodes []*node, explicit string) string {
 // showEntry is an entry as it may be shown.
 func (d *domain) showEntry(e limit.Entry) string {
 	if d.sensitive.has(e.Key) {
-		return show(e.Key) + "=(sensitive)"
+		return show(e.Key) + "=" + hidden
 	}
 	return show(e.Key) + "=" + show(e.Value)
 }
@@ -251,7 +251,7 @@ func (d *domain) showPolicy(n *node) string {
 	case n.value == "":
 		return show(n.key)
 	case d.sensitive.has(n.key):
-		return show(n.key) + "=(sensitive)"
+		return show(n.key) + "=" + hidden
 	}
 	return show(n.key) + "=" + show(n.value)
 }

@@ -160,15 +160,15 @@ func (l *linter) reservedInVain(n *node, at *path) {
 				life, what = 2*w.Length(), "its window and the next"
 			}
 			if c.Reserve > life {
-				l.warnings.add(n.line, at, fmt.Sprintf("rate_limit.reserve: %v is longer than %s, %v, and usage that comes later settles nothing; write a shorter time, or a longer unit", c.Reserve, what, life))
+				l.warnings.add(n.line, at, fmt.Sprintf("rate_limit.reserve: %s is longer than %s, %s, and usage that comes later settles nothing; write a shorter time, or a longer unit", shortTime(c.Reserve), what, shortTime(life)))
 			}
 		}
 		switch {
 		case lease == 0:
 		case c.Reserve > lease:
-			l.warnings.add(n.line, at, fmt.Sprintf("%s.reserve: %v is longer than concurrency.lease: %v beside it, and the lease of both lives as long as the shorter: what is not released or renewed by then is not settled; write the same time for both", label, c.Reserve, lease))
+			l.warnings.add(n.line, at, fmt.Sprintf("%s.reserve: %s is longer than concurrency.lease: %s beside it, and the lease of both lives as long as the shorter: what is not released or renewed by then is not settled; write the same time for both", label, shortTime(c.Reserve), shortTime(lease)))
 		case c.Reserve < lease:
-			l.warnings.add(n.line, at, fmt.Sprintf("%s.reserve: %v is shorter than concurrency.lease: %v beside it, and the lease of both lives as long as the shorter: the slot is free by then too; write the same time for both", label, c.Reserve, lease))
+			l.warnings.add(n.line, at, fmt.Sprintf("%s.reserve: %s is shorter than concurrency.lease: %s beside it, and the lease of both lives as long as the shorter: the slot is free by then too; write the same time for both", label, shortTime(c.Reserve), shortTime(lease)))
 		}
 	}
 }

@@ -57,11 +57,11 @@ type (
 		Hits        int64  `json:"hits"`
 		Quota       bool   `json:"quota"` // it refuses only if every quota limit of the request is over
 		FailureMode string `json:"failure_mode"`
-		Reserves    int64  `json:"reserves_ms"` // how long a reservation lives; 0: it reserves nothing
+		Reserves    int64  `json:"reserves_ms"` // in ms: how long a reservation lives; 0: it reserves nothing
 		Known       bool   `json:"known"`       // false: the store did not answer, and what follows means nothing
 		Passes      bool   `json:"passes"`
 		Reason      string `json:"reason,omitempty"` // why it does not
-		RetryAfter  int64  `json:"retry_after_ms"`
+		RetryAfter  int64  `json:"retry_after_ms"`   // in ms; 0: now
 		Estimated   bool   `json:"estimated"`
 		Retryable   bool   `json:"retryable"` // of one that does not pass: it may later
 	}
@@ -71,7 +71,7 @@ type (
 		Class      string   `json:"class,omitempty"`
 		Limit      string   `json:"limit,omitempty"`
 		Reason     string   `json:"reason,omitempty"`
-		RetryAfter int64    `json:"retry_after_ms"`
+		RetryAfter int64    `json:"retry_after_ms"` // in ms; 0: now
 		Estimated  bool     `json:"estimated"`
 		Retryable  bool     `json:"retryable"`
 		Shadowed   []string `json:"shadowed"` // limits that would refuse if they were enforced

@@ -104,7 +104,7 @@ func TestAnExplanationTellsEachLimit(t *testing.T) {
 	if got := why.Limits[1]; got.Reserves != 60_000 || !got.Passes || !strings.HasPrefix(got.Subject, "secret=#") {
 		t.Errorf("secret: %+v", got)
 	}
-	steps := []server.AdminStep{{Entry: "secret=(sensitive)", Matched: "by key", Policy: "secret", Line: 10}}
+	steps := []server.AdminStep{{Entry: "secret=(hidden)", Matched: "by key", Policy: "secret", Line: 10}}
 	if diff := cmp.Diff(steps, why.Descriptors[1].Steps); diff != "" {
 		t.Errorf("the walk (-want +got):\n%s", diff)
 	}

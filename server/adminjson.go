@@ -137,13 +137,17 @@ func (s *Server) adminPolicies(domain string) (*policy.Set, error) {
 	case set == nil:
 		return nil, errNoPolicy
 	case !set.Has(domain):
-		names := set.Domains()
-		const most = 10
-		more := ""
-		if len(names) > most {
-			names, more = names[:most], ", …"
-		}
-		return nil, badRequestf("no policy has the domain %q; there are: %s%s", domain, strings.Join(names, ", "), more)
+		return nil, badRequestf("no policy has the domain %q; there are: %s", domain, few(set.Domains()))
 	}
 	return set, nil
+}
+
+// few are names for an error: the first ten.
+func few(names []string) string {
+	const most = 10
+	more := ""
+	if len(names) > most {
+		names, more = names[:most], ", …"
+	}
+	return strings.Join(names, ", ") + more
 }

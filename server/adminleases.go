@@ -33,9 +33,9 @@ type (
 	}
 	// AdminLease is a live lease.
 	AdminLease struct {
-		Lease        string             `json:"lease"` // its whole id, which can end it
-		HeldFor      int64              `json:"held_for_ms"`
-		ExpiresAfter int64              `json:"expires_after_ms"`
+		Lease        string             `json:"lease"`            // its whole id, which can end it
+		HeldFor      int64              `json:"held_for_ms"`      // in ms
+		ExpiresAfter int64              `json:"expires_after_ms"` // in ms, from now
 		Lingering    bool               `json:"lingering"`
 		Stream       string             `json:"stream,omitempty"`
 		Operation    string             `json:"operation,omitempty"`
@@ -123,16 +123,23 @@ func (s *Server) listLeases(ctx context.Context, domain string, after limit.Slot
 }
 
 // wanted says which slots and reservations are asked for; a lease without any is left out. Nil: all.
+// A domain, a limit or a subject that the policies do not know is an error: a typing error would
+// read as if nobody held anything.
 func (s *Server) wanted(domain, name string, subject []string) (func(key, limit string) bool, error) {
-	if name == "" && len(subject) == 0 {
-		return nil, nil
-	}
-	if len(subject) == 0 {
-		return func(_, limit string) bool { return limit == name }, nil
-	}
 	set, err := s.adminPolicies(domain)
 	if err != nil {
 		return nil, err
+	}
+	if name != "" {
+		if names := namesOfLimits(set, domain); !slices.Contains(names, name) {
+			return nil, badRequestf("the domain %s has no limit %q; there are: %s", domain, name, few(names))
+		}
+	}
+	if len(subject) == 0 {
+		if name == "" {
+			return nil, nil
+		}
+		return func(_, limit string) bool { return limit == name }, nil
 	}
 	d := AdminDescriptor{}
 	for _, text := range subject {
@@ -154,6 +161,17 @@ func (s *Server) wanted(domain, name string, subject []string) (func(key, limit 
 		return nil, badRequestf("the subject meets no limit of the domain")
 	}
 	return func(key, limit string) bool { return keys[key] && (name == "" || limit == name) }, nil
+}
+
+// namesOfLimits are the names of a domain's limits, sorted, each once.
+func namesOfLimits(set *policy.Set, domain string) []string {
+	names := make(map[string]bool)
+	for of, c := range set.Limits() {
+		if of == domain && c.Name != policy.OverrideName { // that one has no leases
+			names[c.Name] = true
+		}
+	}
+	return sorted(names)
 }
 
 // add adds those leases that are wanted.

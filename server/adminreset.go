@@ -29,9 +29,9 @@ type (
 		Key        string `json:"key"`
 		Capacity   int64  `json:"capacity"`
 		Remaining  int64  `json:"remaining"`
-		Level      int64  `json:"level"` // of a token_bucket
-		Count      int64  `json:"count"` // of the others
-		ResetAfter int64  `json:"reset_after_ms"`
+		Level      int64  `json:"level"`          // of a token_bucket
+		Count      int64  `json:"count"`          // of the others
+		ResetAfter int64  `json:"reset_after_ms"` // in ms: until it is as new
 	}
 )
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +11,22 @@ import (
 
 	"weir/store"
 )
+
+func TestAnAnswerThatIsAnErrorIsNoLostConnection(t *testing.T) {
+	for err, want := range map[error]string{
+		fmt.Errorf("dial: %w", store.ErrUnavailable):                                   storeUnavailable,
+		fmt.Errorf("%w: %w", store.ErrUnavailable, context.DeadlineExceeded):           storeTimeout,
+		fmt.Errorf("%w: %w: OOM command", store.ErrUnavailable, store.ErrNotServing):   storeError,
+		fmt.Errorf("%w: %w: LOADING Redis", store.ErrUnavailable, store.ErrNotServing): storeError,
+		fmt.Errorf("%w: %w: READONLY You", store.ErrUnavailable, store.ErrNotServing):  storeError,
+		errors.New("WRONGTYPE Operation"):                                              storeError,
+		errBreakerOpen:                                                                 breakerOpen,
+	} {
+		if got := reason(err); got != want {
+			t.Errorf("reason(%v) = %s, want %s", err, got, want)
+		}
+	}
+}
 
 func TestABreakerKeepsCallsFromAStoreThatDoesNotAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -107,6 +107,8 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 	return m
 }
 
+// latencyBuckets are the upper bounds of the histograms of latency, in seconds, ascending. The
+// status page reads its quantiles from them, and the alerts' bounds (0.015, 0.1) must be among them.
 var latencyBuckets = []float64{.0001, .0002, .0003, .0004, .0005, .0006, .0008, .001, .0015, .002, .003, .005, .0075, .01, .015, .02, .05, .1, .3, 1}
 
 // latency are the options of a histogram of short times. The classic buckets resolve

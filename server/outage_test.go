@@ -392,8 +392,8 @@ func TestErrorsOfOneKeyAreNoOutage(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 20 {
-		if code, bypass, reason := r.decided(t, "[a=1]"); code != "OK" || bypass != "open" || reason != "store_unavailable" {
-			t.Errorf("without memory = %s, bypass %q, reason %q, want OK, open, store_unavailable", code, bypass, reason)
+		if code, bypass, reason := r.decided(t, "[a=1]"); code != "OK" || bypass != "open" || reason != "store_error" {
+			t.Errorf("without memory = %s, bypass %q, reason %q, want OK, open, store_error", code, bypass, reason)
 		}
 	}
 	if code, h := r.healthz(t); code != 200 || h.Status != "degraded" {

@@ -204,7 +204,7 @@ func TestNobodySeesASensitiveValue(t *testing.T) {
 	all := s.String()
 	// What is there shows that the search would find.
 	for _, want := range []string{
-		"account=visible", "api_key=#", "api_key=(sensitive)", "store answered with an error", "WRONGTYPE", "store failed",
+		"account=visible", "api_key=#", "api_key=(hidden)", "store answered with an error", "WRONGTYPE", "store failed",
 		"weir_checks_total", "LANE_FULL", "lane_full", "banned", "InvalidArgument", "is unknown; use one of", "no valid UTF-8", "evalsha",
 	} {
 		if !strings.Contains(strings.ToLower(all), strings.ToLower(want)) {

@@ -270,10 +270,10 @@ func (s *Server) breakerChanged(domain string, open bool) {
 
 // The words of metrics and metadata for what a store's error means.
 const (
-	storeTimeout     = "store_timeout"
-	storeUnavailable = "store_unavailable"
-	storeError       = "store_error"
-	breakerOpen      = "breaker_open" // the store was not asked
+	storeTimeout     = "store_timeout"     // no answer in time
+	storeUnavailable = "store_unavailable" // no connection, or one that broke
+	storeError       = "store_error"       // an answer that is an error: OOM, LOADING, WRONGTYPE, …
+	breakerOpen      = "breaker_open"      // the store was not asked
 )
 
 var reasons = []string{storeTimeout, storeUnavailable, storeError, breakerOpen}
@@ -285,7 +285,7 @@ func reason(err error) string {
 		return breakerOpen
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return storeTimeout
-	case errors.Is(err, store.ErrUnavailable):
+	case errors.Is(err, store.ErrUnavailable) && !errors.Is(err, store.ErrNotServing):
 		return storeUnavailable
 	}
 	return storeError

@@ -52,6 +52,7 @@ func (c *leasesListCommand) Run(con console) error {
 	if err != nil {
 		return err
 	}
+	con.notePatterns([]string{c.Descriptor})
 	list, more, err := c.list(con.ctx, query)
 	list = slices.DeleteFunc(list, func(l server.AdminLease) bool { return millis(l.HeldFor) <= c.LongerThan && c.LongerThan > 0 })
 	if err != nil && len(list) == 0 {

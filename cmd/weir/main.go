@@ -86,7 +86,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case exited:
 		return code
 	case err != nil:
-		_, _ = fmt.Fprintf(stderr, "weir: %v; see weir --help\n", err)
+		_, _ = fmt.Fprintf(stderr, "weir: %v; see %s --help\n", err, commandOf(err))
 		return exitError
 	}
 	err = parsed.Run(console{ctx: ctx, stdout: stdout, stderr: stderr})
@@ -99,4 +99,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	_, _ = fmt.Fprintf(stderr, "weir: %v\n", err)
 	return exitError
+}
+
+// commandOf is the command that a wrong command line was meant for, as far as it was understood.
+func commandOf(err error) string {
+	var parse *kong.ParseError
+	if errors.As(err, &parse) && parse.Context != nil {
+		if selected := parse.Context.Selected(); selected != nil {
+			return selected.FullPath()
+		}
+	}
+	return "weir"
 }

@@ -32,6 +32,7 @@ func (c *resetCommand) Run(con console) error {
 	if err != nil {
 		return err
 	}
+	con.notePatterns(c.Descriptors)
 	body := server.AdminReset{Domain: c.Domain, Descriptors: descriptors, DryRun: true}
 	var now server.AdminResetDone
 	if err := c.post(con.ctx, "/reset", body, &now); err != nil {
