@@ -127,6 +127,40 @@ func TestTheSnapshotTellsWhatWasSent(t *testing.T) {
 	}
 }
 
+// Two values of one key share its name, if the policy gives them none.
+func TestEachPoolOfALimitIsCounted(t *testing.T) {
+	s := serve(t, `
+domain: d
+descriptors:
+  - {key: pool, value: images, concurrency: {max_in_flight: 20, lease: 1m, max_wait: 0s}, reject_as: pool}
+  - {key: pool, value: video, concurrency: {max_in_flight: 5, lease: 1m, max_wait: 0s}, reject_as: pool}
+`)
+	for range 16 {
+		ask(t, s.envoy, "d", "[pool=images]", 0)
+	}
+	for range 6 {
+		ask(t, s.envoy, "d", "[pool=video]", 0)
+	}
+	got := s.settled(t, "all is told", func(s *page.Snapshot) bool { return s.Domains[0].Refused == 1 })
+	l := limitIn(t, got, "pool")
+	var pools []string
+	for _, p := range l.Pools {
+		pools = append(pools, fmt.Sprintf("%s %d of %d", p.Subject, *p.InFlight, p.Capacity))
+	}
+	if diff := cmp.Diff([]string{"pool=images 16 of 20", "pool=video 5 of 5"}, pools); diff != "" {
+		t.Errorf("pools (-want +got):\n%s", diff)
+	}
+	if l.Pool.Subject != "pool=video" || got.Headline != (page.Problem{Level: "bad", Text: "Pool pool=video is full: 5 of 5"}) {
+		t.Errorf("pool %+v, headline %+v; want that of video, which is full", l.Pool, got.Headline)
+	}
+	s.expectMetrics(t, "each pool has its series", map[string]float64{
+		`weir_in_flight{domain="d",limit="pool",subject="pool=images"}`:     16,
+		`weir_in_flight{domain="d",limit="pool",subject="pool=video"}`:      5,
+		`weir_max_in_flight{domain="d",limit="pool",subject="pool=images"}`: 20,
+		`weir_max_in_flight{domain="d",limit="pool",subject="pool=video"}`:  5,
+	})
+}
+
 func TestABucketAndALaneOfOnePolicyAreToldApart(t *testing.T) {
 	clock := storetest.NewClock()
 	st := &missing{Store: memory.New(memory.Options{Now: clock.Now})}

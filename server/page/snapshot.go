@@ -123,8 +123,10 @@ type Limit struct {
 	// Capacity is what it allows each subject: tokens, requests in a window, or slots.
 	Capacity int64 `json:"capacity"`
 	Shadow   bool  `json:"shadow"`
-	// Pool, if not nil: it is a concurrency of one subject.
-	Pool *Pool `json:"pool,omitempty"`
+	// Pools are those of a concurrency whose subjects the policies name, each with its own
+	// slots, in the order of the files; and Pool is the fullest of them. Nil: it is none.
+	Pools []Pool `json:"pools,omitempty"`
+	Pool  *Pool  `json:"pool,omitempty"`
 	// Checks by their result. Over did not pass, and the request was not refused for it.
 	Passed      float64 `json:"passed"`
 	Refused     float64 `json:"refused"`
@@ -141,6 +143,7 @@ type Limit struct {
 
 // Pool is what is in flight of a limit, over all replicas.
 type Pool struct {
+	Subject  string `json:"subject"`   // as in [Subject]
 	InFlight *int64 `json:"in_flight"` // nil: not known
 	Capacity int64  `json:"capacity"`
 	// At is when the store told InFlight: it is old while the store is away.
@@ -151,6 +154,23 @@ type Pool struct {
 
 // Full reports whether nothing is left, as far as is known.
 func (p *Pool) Full() bool { return p != nil && p.InFlight != nil && *p.InFlight >= p.Capacity }
+
+// Fullest is the pool that has the largest part of its slots taken, the first if none is
+// known; nil without pools.
+func Fullest(pools []Pool) (worst *Pool) {
+	part := func(p *Pool) float64 {
+		if p.InFlight == nil {
+			return -1
+		}
+		return float64(*p.InFlight) / float64(p.Capacity)
+	}
+	for i := range pools {
+		if worst == nil || part(&pools[i]) > part(worst) {
+			worst = &pools[i]
+		}
+	}
+	return worst
+}
 
 // RetryAfter is what was handed out.
 type RetryAfter struct {

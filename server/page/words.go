@@ -30,7 +30,13 @@ func Words(s *Snapshot) []Problem {
 			of = " of " + d.Name
 		}
 		for _, l := range d.Limits {
-			w.pool(l, of)
+			if len(l.Pools) < 2 {
+				w.pool(l.Name, l.Pool, of)
+				continue
+			}
+			for i := range l.Pools {
+				w.pool(l.Pools[i].Subject, &l.Pools[i], of)
+			}
 		}
 	}
 	if n := s.Policies.Wrong; n > 0 {
@@ -127,8 +133,9 @@ func passed(c Counts) string {
 	return strings.Join(parts, ", ")
 }
 
-func (w *words) pool(l Limit, of string) {
-	p := l.Pool
+// pool tells of one that is full, or nearly; nil: it is none. Limits of several pools have
+// these told by their subjects.
+func (w *words) pool(name string, p *Pool, of string) {
 	if p == nil || p.InFlight == nil {
 		return
 	}
@@ -140,7 +147,7 @@ func (w *words) pool(l Limit, of string) {
 	default:
 		return
 	}
-	text := fmt.Sprintf("Pool %s%s %s: %s of %s", l.Name, of, word, thousands(*p.InFlight), thousands(p.Capacity))
+	text := fmt.Sprintf("Pool %s%s %s: %s of %s", name, of, word, thousands(*p.InFlight), thousands(p.Capacity))
 	if p.Old {
 		text += ", when Redis last told at " + clock(p.At)
 	}

@@ -93,6 +93,13 @@ bad: Pool images is full: 200 of 200`},
 bad: Redis does not answer since 03:12:05 UTC (4 min): 0 requests passed unchecked
 bad: Pool images of b is full: 201 of 200
 warn: Pool video of a is nearly full: 1,800 of 2,000, when Redis last told at 03:12:05 UTC`},
+		{"one of several pools of a limit", func(s *page.Snapshot) {
+			few, all := int64(16), int64(5)
+			l := page.Limit{Name: "pool", Pools: []page.Pool{{Subject: "pool=images", InFlight: &few, Capacity: 20}, {Subject: "pool=video", InFlight: &all, Capacity: 5}}}
+			l.Pool = page.Fullest(l.Pools)
+			s.Domains = []page.Domain{{Name: "a", Limits: []page.Limit{l}}, {Name: "b"}}
+		}, `
+bad: Pool pool=video of a is full: 5 of 5`},
 		{"a pool that is not known", func(s *page.Snapshot) {
 			s.Domains = []page.Domain{{Name: "a", Limits: []page.Limit{{Name: "p", Pool: &page.Pool{Capacity: 1}}}}}
 		}, `

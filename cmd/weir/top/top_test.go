@@ -39,6 +39,7 @@ func sample() *page.Snapshot {
 					{Name: "images", Kind: "concurrency", Capacity: 200, Pool: &page.Pool{InFlight: ref(int64(200)), Capacity: 200, At: noon.Add(-2 * time.Minute), Old: true}},
 					{Name: "chat", Kind: "concurrency", Capacity: 20, Pool: &page.Pool{InFlight: ref(int64(18)), Capacity: 20}},
 					{Name: "video", Kind: "concurrency", Capacity: 1000000, Pool: &page.Pool{InFlight: ref(int64(300000)), Capacity: 1000000}},
+					{Name: "pool", Kind: "concurrency", Capacity: 20, Pools: []page.Pool{{Subject: "pool=images", InFlight: ref(int64(16)), Capacity: 20}, {Subject: "pool=a-video-of-a-longer-name", InFlight: ref(int64(5)), Capacity: 5}}},
 					{Name: "unknown", Kind: "concurrency", Capacity: 5, Pool: &page.Pool{Capacity: 5}},
 					{Name: "lane", Kind: "concurrency", Capacity: 3},
 					{Name: "trial.of.a.name.that.is.much.longer.than.its.column", Kind: "rate_limit", Capacity: 100, Shadow: true, WouldRefuse: 42},
@@ -49,7 +50,7 @@ func sample() *page.Snapshot {
 		},
 		MoreLimits: 7,
 		Unknown:    page.Unknown{Lately: 4},
-		Latency:    page.Latency{Decisions: page.Percentiles{All: []float64{0.1234, 1.5, 12}}},
+		Latency:    page.Latency{Decisions: page.Percentiles{All: []float64{0.1234, 1.5, 12}}, Store: page.Percentiles{All: []float64{99.96, 999.7, 2500}}},
 		Policies:   page.Policies{Version: "0123456789ab", LoadedAt: noon.Add(-time.Hour), Wrong: 1, Errors: []string{"policy: a.yaml:3: what is wrong; what to do"}},
 		Refused: []page.Subject{
 			{Domain: "inference", Limit: "account", Subject: "account=alice", Count: 1200, Last: noon.Add(-time.Second)},

@@ -145,7 +145,8 @@
     }
   }
 
-  const poolsOf = (s) => s.domains.flatMap((d) => d.limits.filter((l) => l.pool).map((l) => ({ domain: d.name, ...l })));
+  const poolsOf = (s) => s.domains.flatMap((d) => d.limits.flatMap((l) => poolsIn(l).map((pool) => ({ domain: d.name, name: l.pools.length > 1 ? pool.subject : l.name, pool }))));
+  const poolsIn = (l) => l.pools || [];
   const known = (p) => p.in_flight !== null;
   const full = (p) => known(p) && p.in_flight >= p.capacity;
   const near = (p) => known(p) && p.in_flight * 10 >= p.capacity * 9;
@@ -155,11 +156,11 @@
     const pools = poolsOf(s);
     const at = pools.filter((l) => full(l.pool));
     let text = "none in the policies";
-    if (at.length) text = `${count(at.length)} full`;
-    else if (pools.length) text = pools.every((l) => known(l.pool)) ? "none is full" : "not known now";
+    if (at.length) text = `${count(at.length)} full${at.every((l) => l.pool.old) ? ` at ${clock(at[0].pool.at)}` : ""}`;
+    else if (pools.length) text = pools.every((l) => known(l.pool) && !l.pool.old) ? "none is full" : "not known now";
     set($("pools"), text);
     const worst = [...pools].sort((a, b) => (b.pool.in_flight || 0) / b.pool.capacity - (a.pool.in_flight || 0) / a.pool.capacity).slice(0, 5);
-    const texts = worst.map((l) => `${l.name}${s.domains.length > 1 ? " of " + l.domain : ""}: ${held(l.pool)}${full(l.pool) ? ", full" : ""}`);
+    const texts = worst.map((l) => `${l.name}${s.domains.length > 1 ? " of " + l.domain : ""}: ${held(l.pool)}${full(l.pool) ? ", full" : ""}${l.pool.old ? ` at ${clock(l.pool.at)}` : ""}`);
     if (pools.length > worst.length) texts.push(`and ${count(pools.length - worst.length)} more`);
     list($("pool-list"), texts);
   }
@@ -203,8 +204,7 @@
       make("th", { role: "rowheader", scope: "row" }, make("span", { class: "name" }), make("span", { class: "small kind" })));
     columns.forEach((c, i) => {
       const cell = make("td", { role: "cell", "data-label": c, class: i ? "num" : "pool" });
-      if (i === 0) cell.append(make("span", { class: "value" }), make("div", { class: "bar", hidden: "" }, make("div")));
-      else cell.append(make("span", {}, make("span", { class: "value" }), make("span", { class: "small" })));
+      if (i > 0) cell.append(make("span", {}, make("span", { class: "value" }), make("span", { class: "small" })));
       row.append(cell);
     });
     return row;
@@ -215,10 +215,14 @@
   function showLimit(row, l) {
     set(row.querySelector(".name"), l.name);
     const of = { concurrency: ", " }[l.kind] || " of ";
-    const each = l.capacity && !l.pool ? `${of}${count(l.capacity)} each` : "";
+    const each = l.capacity && !poolsIn(l).length ? `${of}${count(l.capacity)} each` : "";
     set(row.querySelector(".kind"), `${kinds[l.kind] || l.kind}${each}${l.shadow ? ", in shadow: refuses nobody" : ""}`);
     const [flight, ...cells] = row.querySelectorAll("td");
-    showFlight(flight, l.pool);
+    flight.classList.toggle("empty", !poolsIn(l).length);
+    const many = poolsIn(l).length > 1;
+    sync(flight, poolsIn(l), (p) => p.subject,
+      (p) => make("div", { "data-subject": p.subject }, make("span", { class: "value" }), make("div", { class: "bar" }, make("div"))),
+      (node, p) => showFlight(node, p, many));
     const retry = l.retry_after;
     const texts = [
       [count(l.passed), `${rate(l.passed_per_second)}/s`],
@@ -234,17 +238,14 @@
     });
   }
 
-  function showFlight(cell, pool) {
-    const bar = cell.querySelector(".bar");
-    bar.hidden = !pool;
-    cell.classList.toggle("empty", !pool);
-    if (!pool) return set(cell.querySelector(".value"), "");
-    let text = held(pool);
+  function showFlight(node, pool, many) {
+    const bar = node.querySelector(".bar");
+    let text = many ? `${pool.subject}: ${held(pool)}` : held(pool);
     if (full(pool)) text += ", full";
     else if (near(pool)) text += ", nearly full";
     if (pool.old) text += ` at ${clock(pool.at)}`;
     else if (!known(pool)) text += ": not known now";
-    set(cell.querySelector(".value"), text);
+    set(node.querySelector(".value"), text);
     bar.dataset.full = full(pool) ? "full" : near(pool) ? "near" : "";
     bar.firstChild.style.width = `${known(pool) ? Math.min(100, (100 * pool.in_flight) / pool.capacity) : 0}%`;
   }
