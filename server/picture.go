@@ -102,6 +102,7 @@ func (s *Server) snapshot() *page.Snapshot {
 	var outage *page.Outage
 	out.Bypassed, outage = s.bypasses.tell(now)
 	s.tellStore(&out.Store, outage)
+	s.bypasses.tellFailures(&out.Store, now)
 	out.Policies.Errors = append(out.Policies.Errors, l.failed[:min(len(l.failed), toldProblems)]...)
 	minute := before(all, now, time.Minute)
 	out.Unknown = page.Unknown{Total: count.unknown, Lately: grown(count.unknown, minute.unknown)}

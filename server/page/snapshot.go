@@ -50,6 +50,14 @@ type Store struct {
 	Breakers []Breaker `json:"breakers"`
 	// Outage is the one that is, or else the last; nil if there was none.
 	Outage *Outage `json:"outage,omitempty"`
+	// LastHour are the outages of the last hour that are over, and LateLastHour the
+	// times in which it answered, and failed some calls; nil if there were none.
+	LastHour     *Outages `json:"last_hour,omitempty"`
+	LateLastHour *Outages `json:"late_last_hour,omitempty"`
+	// Erring, if not nil: it has answered decisions with errors alone since then.
+	Erring *Outage `json:"erring,omitempty"`
+	// LastError is the last call that failed; nil if none did.
+	LastError *StoreError `json:"last_error,omitempty"`
 }
 
 // Breaker is an open breaker, which keeps calls for a domain from the store.
@@ -62,7 +70,27 @@ type Breaker struct {
 type Outage struct {
 	From time.Time `json:"from"`
 	To   time.Time `json:"to,omitzero"` // zero: it goes on
+	// Late: it answered, and failed some calls.
+	Late bool `json:"late"`
 	Counts
+}
+
+// Outages are a number of them.
+type Outages struct {
+	Number  int       `json:"number"`
+	Seconds float64   `json:"seconds"` // in all
+	To      time.Time `json:"to"`      // the end of the last
+	Counts
+}
+
+// StoreError is a call of the store that failed.
+type StoreError struct {
+	At time.Time `json:"at"`
+	// Reason is store_timeout, store_unavailable, store_error, or hurried: its caller had
+	// too little time left.
+	Reason string `json:"reason"`
+	// Word is the first of Redis's answer, as OOM or READONLY; "" without one.
+	Word string `json:"word"`
 }
 
 // Counts are requests that were decided without the store.
@@ -88,8 +116,10 @@ func (c Counts) Minus(before Counts) Counts {
 // Bypassed are the requests that this replica decided without the store.
 type Bypassed struct {
 	PerSecond float64 `json:"per_second"` // of the last 5 seconds
-	Today     Counts  `json:"today"`      // since midnight, UTC, or the start
-	Total     Counts  `json:"total"`
+	// LastMinute are those of the last 60 seconds.
+	LastMinute Counts `json:"last_minute"`
+	Today      Counts `json:"today"` // since midnight, UTC, or the start
+	Total      Counts `json:"total"`
 	// At is when the last was; zero: none was.
 	At time.Time `json:"at,omitzero"`
 }
