@@ -28,6 +28,9 @@ func (s *Server) picture(domain string, checks []limit.Check, d limit.Decision, 
 	}
 }
 
+// shownAs is what the status page calls this replica and its store.
+type shownAs struct{ host, version, storeKind, storeAddress string }
+
 // inFlight is what the store told last of what is held. It is for snapshot alone, which is
 // not called at once with itself.
 type inFlight struct {
@@ -90,7 +93,7 @@ func (s *Server) snapshot() *page.Snapshot {
 	}
 	count, all := s.count(now), s.history.all()
 	out := &page.Snapshot{
-		At: time.Now().UTC(), Started: s.started.UTC(), Domains: []page.Domain{},
+		At: time.Now().UTC(), Started: s.started.UTC(), Host: s.shownAs.host, Version: s.shownAs.version, Domains: []page.Domain{},
 		Policies: page.Policies{LoadedAt: l.at.UTC(), Wrong: l.wrong, Errors: []string{}, FailedAt: l.failedAt.UTC()},
 		Refused:  s.refusals.top(now),
 		Latency: page.Latency{
@@ -118,7 +121,8 @@ func (s *Server) snapshot() *page.Snapshot {
 
 // tellStore tells the health of the store.
 func (s *Server) tellStore(out *page.Store, outage *page.Outage) {
-	out.Kind, out.Outage, out.Breakers = s.storeKind, outage, []page.Breaker{}
+	out.Kind, out.Address = s.shownAs.storeKind, s.shownAs.storeAddress
+	out.Outage, out.Breakers = outage, []page.Breaker{}
 	all, open := s.breakers.opened()
 	for domain, since := range open {
 		out.Breakers = append(out.Breakers, page.Breaker{Domain: domain, Since: since.UTC()})

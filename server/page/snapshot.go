@@ -8,6 +8,9 @@ import "time"
 type Snapshot struct {
 	At      time.Time `json:"at"`
 	Started time.Time `json:"started"`
+	// Host is the replica's, and Version that of weir; "" if they are not known.
+	Host    string `json:"host"`
+	Version string `json:"version"`
 	// Status is that of /healthz: ok, degraded, not_ready or draining.
 	Status string `json:"status"`
 	// Headline is the worst of Problems in words, or says that all is well.
@@ -40,6 +43,8 @@ type Problem struct {
 type Store struct {
 	// Kind is redis, or memory: the state is in this process alone.
 	Kind string `json:"kind"`
+	// Address is where Redis is, without user and password; "" in memory.
+	Address string `json:"address,omitempty"`
 	// State is up, away, or not_found if it has never answered.
 	State string `json:"state"`
 	// Since is when it came into that state.

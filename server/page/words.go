@@ -17,8 +17,14 @@ func Words(s *Snapshot) []Problem {
 	if w.kept = "Redis"; s.Store.Kind == "memory" {
 		w.kept = "The memory store"
 	}
-	if s.Policies.Version == "" {
+	none := s.Policies.Version == ""
+	switch n := s.Policies.Wrong; {
+	case none && n > 0:
+		w.add("bad", files(n)+": no policies are loaded, and no request is answered, until every file is right")
+	case none:
 		w.add("bad", "No policies are loaded: no request is answered")
+	case n > 0:
+		w.add("warn", files(n)+": what a file said when it was right stays in force; the domain of a file that never was is not limited")
 	}
 	w.store(s)
 	for _, d := range s.Domains {
@@ -35,9 +41,6 @@ func Words(s *Snapshot) []Problem {
 				w.pool(l.Pools[i].Subject, &l.Pools[i], of)
 			}
 		}
-	}
-	if n := s.Policies.Wrong; n > 0 {
-		w.add("warn", files(n)+": what was right before stays in force")
 	}
 	for _, d := range s.Domains {
 		if d.ExpiredLately > 0 {

@@ -153,7 +153,9 @@ ok: All is well: Redis answers, no request passes unchecked, no pool is full`},
 		{"no policies", func(s *page.Snapshot) { s.Status, s.Policies.Version = "not_ready", "" }, `
 bad: No policies are loaded: no request is answered`},
 		{"wrong files", func(s *page.Snapshot) { s.Policies.Wrong = 2 }, `
-warn: 2 policy files are wrong: what was right before stays in force`},
+warn: 2 policy files are wrong: what a file said when it was right stays in force; the domain of a file that never was is not limited`},
+		{"wrong files from the start", func(s *page.Snapshot) { s.Policies.Version, s.Policies.Wrong = "", 1 }, `
+bad: A policy file is wrong: no policies are loaded, and no request is answered, until every file is right`},
 		{"leases expire", func(s *page.Snapshot) { s.Domains = []page.Domain{{Name: "a", ExpiredLately: 1}} }, `
 warn: 1 lease of a expired in the last 5 minutes: whoever held them died, or does not release`},
 		{"an unknown domain", func(s *page.Snapshot) { s.Unknown.Lately = 1000 }, `

@@ -21,7 +21,7 @@ func ref[T any](v T) *T { return &v }
 // sample is a bad night.
 func sample() *page.Snapshot {
 	return &page.Snapshot{
-		At: noon, Started: noon.Add(-26*time.Hour - 5*time.Minute), Status: "degraded",
+		At: noon, Started: noon.Add(-26*time.Hour - 5*time.Minute), Status: "degraded", Host: "weir-7f9c", Version: "1.2.0",
 		Headline: page.Problem{Level: "bad", Text: "Redis does not answer since 11:58:00 UTC (2 min): 1,234 requests passed unchecked"},
 		Problems: []page.Problem{
 			{Level: "bad", Text: "Redis does not answer since 11:58:00 UTC (2 min): 1,234 requests passed unchecked"},
@@ -29,7 +29,7 @@ func sample() *page.Snapshot {
 			{Level: "warn", Text: "A policy file is wrong: what was right before stays in force"},
 			{Level: "note", Text: "to be known"},
 		},
-		Store:    page.Store{Kind: "redis", State: "away", Since: noon.Add(-2 * time.Minute), Silent: true, Breakers: []page.Breaker{{Domain: "inference", Since: noon.Add(-time.Minute)}}},
+		Store:    page.Store{Kind: "redis", Address: "redis.example.org:6379", LastError: &page.StoreError{At: noon.Add(-time.Minute), Reason: "store_timeout"}, State: "away", Since: noon.Add(-2 * time.Minute), Silent: true, Breakers: []page.Breaker{{Domain: "inference", Since: noon.Add(-time.Minute)}}},
 		Bypassed: page.Bypassed{PerSecond: 12.34, Today: page.Counts{Unchecked: 1234, Local: 5, Refused: 6}},
 		Domains: []page.Domain{
 			{

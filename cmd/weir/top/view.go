@@ -110,7 +110,11 @@ func (v view) lines() (head, rest []line) {
 	title := line{{"weir " + v.addr, bold}}
 	s := v.seen
 	if s != nil {
-		text := "  " + clock(s.At) + ", up " + since(s.At.Sub(s.Started))
+		text := "  " + strings.TrimSpace(s.Host+" "+s.Version)
+		if text != "  " {
+			text += "  "
+		}
+		text += clock(s.At) + ", up " + since(s.At.Sub(s.Started))
 		if s.Status != "ok" { // it is about readiness: beside a full pool "ok" would mislead
 			text += ", " + strings.ReplaceAll(s.Status, "_", " ")
 		}
@@ -158,9 +162,16 @@ var marks = map[string]string{"bad": "✖ ", "warn": "⚠ ", "ok": "✔ "}
 func (v view) health() []line {
 	s := v.seen
 	how := map[string]style{"up": good, "away": bad, "not_found": bad}[s.Store.State]
-	store := line{{"Store     ", bold}, {s.Store.Kind + " ", plain}, {s.Store.State, how}, {" since " + clock(s.Store.Since), plain}}
+	kind := s.Store.Kind + " "
+	if s.Store.Address != "" {
+		kind += s.Store.Address + " "
+	}
+	store := line{{"Store     ", bold}, {kind, plain}, {s.Store.State, how}, {" since " + clock(s.Store.Since), plain}}
 	for _, b := range s.Store.Breakers {
 		store = append(store, span{"  breaker of " + b.Domain + " open since " + clock(b.Since), bad})
+	}
+	if e := s.Store.LastError; e != nil {
+		store = append(store, span{"  last error " + cmp.Or(e.Word, strings.TrimPrefix(e.Reason, "store_")) + " at " + clock(e.At), warn})
 	}
 	bypassed := line{{"Bypassed  ", bold}, {counts(s.Bypassed.Today) + " today", warnIf(s.Bypassed.Today.Total() > 0)}}
 	if s.Bypassed.PerSecond > 0 {

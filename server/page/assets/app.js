@@ -93,6 +93,7 @@
   function show(s) {
     last = s;
     $("picture").hidden = false;
+    set($("replica"), [s.host, s.version && `weir ${s.version}`].filter(Boolean).join(" · ") || "status of this replica");
     set($("at"), `as of ${clock(s.at)}`);
     showBanner();
     showStore(s);
@@ -125,16 +126,23 @@
     banner(last.headline.level, last.headline.text, others);
   }
 
+  const reasons = { store_timeout: "answered too late", store_unavailable: "could not be reached", store_error: "an error", hurried: "its caller had too little time left" };
+
   function showStore(s) {
     const name = s.store.kind === "memory" ? "memory (this process only)" : "Redis";
-    const state = { up: s.store.kind === "memory" ? "" : " answers", away: s.store.silent ? " does not answer" : " fails some calls", not_found: " has not been found" }[s.store.state];
+    const state = { up: s.store.kind === "memory" ? "" : " answers", away: s.store.silent ? " does not answer" : s.store.erring ? " answers with errors" : " fails some calls", not_found: " has not been found" }[s.store.state];
     set($("store"), name + state);
     set($("store-since"), since(s.at, s.store.since));
     const open = s.store.breakers.map((b) => `${b.domain} since ${clock(b.since)}`).join(", ");
     set($("breaker"), open ? `open: the store is not asked for ${open}` : "closed: the store is asked");
-    const o = s.store.outage;
+    set($("store-address"), s.store.address || "none");
+    const e = s.store.last_error;
+    set($("store-error"), e ? `${clock(e.at)}: ${e.word || reasons[e.reason] || e.reason}` : "none since start");
+    const o = s.store.outage, hour = s.store.last_hour;
     if (!o) set($("outage"), "none since start");
     else if (!o.to) set($("outage"), `now, since ${clock(o.from)}`);
+    else if (hour && o.late) set($("outage"), `until ${clock(hour.to)}; ${count(hour.unchecked)} passed unchecked in the last hour`);
+    else if (o.late) set($("outage"), `none; some calls failed until ${clock(o.to)}`);
     else set($("outage"), `${clock(o.from)}, for ${span(new Date(o.to) - new Date(o.from))}; ${count(o.unchecked)} passed unchecked`);
   }
 
