@@ -250,6 +250,32 @@ func busy(p *traffic) {
 	}
 }
 
+func TestThePageSaysThatRedisAnswersWithErrors(t *testing.T) {
+	redis := storetest.StartRedisTCP(t, storetest.AnyRedis(t))
+	p := serve(t, "--redis", redis.URL)
+	o := open(browser(t), t, p.Process, wide)
+	p.send(1, "account", "alice")
+	redis.MustDo(t, "CONFIG", "SET", "maxmemory", "1mb")
+	if passed := p.send(20, "account", "bob"); passed != 20 {
+		t.Errorf("%d of 20 passed without memory, want all", passed)
+	}
+	o.wait("the page says so", func() bool {
+		text := o.text("#headline")
+		return strings.HasPrefix(text, "Redis answers with errors since ") && strings.HasSuffix(text, ": 20 requests passed unchecked; the last error is OOM")
+	})
+	o.expect("#level", "✖ Problem")
+	o.expect("#store", "Redis answers with errors")
+	if got := o.text("#store-error"); !strings.HasSuffix(got, ": OOM") {
+		t.Errorf("the last error is %q, want OOM", got)
+	}
+	redis.MustDo(t, "CONFIG", "SET", "maxmemory", "0")
+	p.send(1, "account", "bob")
+	o.expect("#store", "Redis answers")
+	o.expect("#level", "⚠ Warning")
+	o.expectAccessible("Redis answers with errors")
+	o.expectQuiet()
+}
+
 func TestThePageShowsEachPoolOfALimit(t *testing.T) {
 	p := servertest.Start(t, `
 domain: inference
