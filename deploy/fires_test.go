@@ -311,7 +311,7 @@ func TestAlertsFireForWhatIsDone(t *testing.T) {
 			t.Fatalf("Envoy without weir answers %s, want 200", r.Status)
 		}
 	})
-	wantLabels(t, "WeirPoolSaturated", fired["WeirPoolSaturated"], "domain", "inference", "limit", "pool")
+	wantLabels(t, "WeirPoolSaturated", fired["WeirPoolSaturated"], "domain", "inference", "limit", "pool", "subject", "pool=images")
 	wantLabels(t, "WeirLeasesExpiring", fired["WeirLeasesExpiring"], "domain", "inference")
 	wantLabels(t, "WeirDecisionsSlow", fired["WeirDecisionsSlow"], "domain", "waits")
 	wantLabels(t, "WeirTLSFileWrong", fired["WeirTLSFileWrong"], "file", "certificate")

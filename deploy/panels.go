@@ -22,7 +22,7 @@ var rows = []row{
 		{
 			"bargauge", "Fullest pools", "The three limits of one subject whose slots are taken most. At 100 % all who meet one are refused.", "percentunit", 6, 4,
 			[]state{{0, "green", ""}, {0.9, "orange", ""}, {1, "red", ""}},
-			[]query{{`topk(3, max by (domain, limit) (weir_in_flight{D}) / max by (domain, limit) (weir_max_in_flight{D}))`, "{{domain}} {{limit}}"}},
+			[]query{{`topk(3, max by (domain, limit, subject) (weir_in_flight{D}) / max by (domain, limit, subject) (weir_max_in_flight{D}))`, "{{domain}} {{limit}} {{subject}}"}},
 		},
 		{
 			"stat", "Refused now", "Requests that are refused, a second. That is what limits are for: look at it beside what is usual.", "reqps", 3, 4,
@@ -69,8 +69,8 @@ var rows = []row{
 	}},
 	{"Slots and leases", []panel{
 		graph("In flight against capacity", "Slots that are taken of limits of one subject, over all replicas, and how many there are.", "short",
-			query{`max by (domain, limit) (weir_in_flight{D})`, "{{domain}} {{limit}}"},
-			query{`max by (domain, limit) (weir_max_in_flight{D})`, "{{domain}} {{limit}} capacity"}),
+			query{`max by (domain, limit, subject) (weir_in_flight{D})`, "{{domain}} {{limit}} {{subject}}"},
+			query{`max by (domain, limit, subject) (weir_max_in_flight{D})`, "{{domain}} {{limit}} {{subject}} capacity"}),
 		graph("Leases held", "Work in flight, over all replicas, lanes included.", "short",
 			query{`max by (domain) (weir_leases_held{D})`, "{{domain}}"}),
 		graph("Leases granted and ended", "What was granted, and what ended each: ratelimit_service and access_log are Envoy, lease_service a service, give_back weir, whose caller had gone. expired: nobody.", "cps",

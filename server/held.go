@@ -20,9 +20,9 @@ var (
 	heldDesc = prometheus.NewDesc("weir_leases_held",
 		"Leases held now, over all replicas of this store: each tells the same, so take the max.", []string{"domain"}, nil)
 	inFlightDesc = prometheus.NewDesc("weir_in_flight",
-		"Slots that are taken of concurrency limits of one subject (every entry has a value in the policy), over all replicas of this store: take the max.", []string{"domain", "limit"}, nil)
+		"Slots that are taken of concurrency limits of one subject (every entry has a value in the policy), over all replicas of this store: take the max.", []string{"domain", "limit", "subject"}, nil)
 	maxInFlightDesc = prometheus.NewDesc("weir_max_in_flight",
-		"Slots that there are of concurrency limits of one subject.", []string{"domain", "limit"}, nil)
+		"Slots that there are of concurrency limits of one subject.", []string{"domain", "limit", "subject"}, nil)
 )
 
 // Describe implements [prometheus.Collector].
@@ -45,9 +45,10 @@ func (h held) Collect(c chan<- prometheus.Metric) {
 	defer cancel()
 	for _, domain := range now.set.Domains() {
 		pools := now.pools[domain]
-		for _, p := range pools {
-			if l, ok := p.Limit.(limit.Concurrency); ok {
-				gauge(maxInFlightDesc, l.Max, domain, h.metrics.names.of(domain, p.Name))
+		labels := h.poolLabels(domain, pools)
+		for i, p := range pools {
+			if l, ok := p.Limit.(limit.Concurrency); ok && labels[i] != nil {
+				gauge(maxInFlightDesc, l.Max, labels[i]...)
 			}
 		}
 		if h.breakers.of(domain).open.Load() {
@@ -58,12 +59,29 @@ func (h held) Collect(c chan<- prometheus.Metric) {
 			gauge(heldDesc, n, domain)
 		}
 		for i := range states {
-			gauge(inFlightDesc, states[i].Count, domain, h.metrics.names.of(domain, pools[i].Name))
+			if labels[i] != nil {
+				gauge(inFlightDesc, states[i].Count, labels[i]...)
+			}
 		}
 		if err != nil && ctx.Err() != nil {
 			return
 		} // else it may be on a node of a cluster that is away alone
 	}
+}
+
+// poolLabels are the labels of each pool of a domain; nil if those before it have the same,
+// as two subjects may that are alike as far as they are shown.
+func (h held) poolLabels(domain string, pools []limit.Check) [][]string {
+	all := make([][]string, len(pools))
+	seen := make(map[poolID]bool)
+	for i, p := range pools {
+		id := poolID{limitName{domain, h.metrics.names.of(domain, p.Name)}, subjectOf(p.Key)}
+		if !seen[id] {
+			seen[id] = true
+			all[i] = []string{domain, id.limit, id.of}
+		}
+	}
+	return all
 }
 
 // countHeld asks the store for the leases of a domain, -1 if it does not tell, and for the
@@ -81,13 +99,23 @@ func (s *Server) countHeld(ctx context.Context, domain string, pools []limit.Che
 	return leases, states, err
 }
 
-// poolsOf are the pools of a set that are counted, by domain: of each limit's name one.
+// poolID is a pool of a limit: of its key in the store, or its subject as it is shown.
+type poolID struct {
+	limitName
+	of string
+}
+
+// poolsOf are the pools of a set that are counted, by domain: each subject of a limit has
+// its own.
 func poolsOf(set *policy.Set) map[string][]limit.Check {
 	pools := make(map[string][]limit.Check)
-	seen := make(map[limitName]bool)
+	seen := make(map[poolID]bool)
 	for domain, c := range set.Pools() {
-		if name := (limitName{domain, c.Name}); !seen[name] && len(seen) < maxPools {
-			seen[name] = true
+		if len(seen) >= maxPools {
+			break
+		}
+		if id := (poolID{limitName{domain, c.Name}, c.Key}); !seen[id] {
+			seen[id] = true
 			pools[domain] = append(pools[domain], c)
 		}
 	}

@@ -28,10 +28,13 @@ func (s *Server) picture(domain string, checks []limit.Check, d limit.Decision, 
 	}
 }
 
+// shownAs is what the status page calls this replica and its store.
+type shownAs struct{ host, version, storeKind, storeAddress string }
+
 // inFlight is what the store told last of what is held. It is for snapshot alone, which is
 // not called at once with itself.
 type inFlight struct {
-	pools  map[limitName]toldPool
+	pools  map[poolID]toldPool
 	leases map[string]*int64 // by domain; without those that it did not tell just now
 }
 
@@ -45,7 +48,7 @@ func (f *inFlight) ask(s *Server, l *loaded, now time.Time) {
 	ctx, cancel := context.WithTimeout(context.Background(), pictureTimeout)
 	defer cancel()
 	old := f.pools
-	f.pools, f.leases = make(map[limitName]toldPool), make(map[string]*int64)
+	f.pools, f.leases = make(map[poolID]toldPool), make(map[string]*int64)
 	for _, domain := range l.set.Domains() {
 		pools := l.pools[domain]
 		var states []limit.State
@@ -56,27 +59,30 @@ func (f *inFlight) ask(s *Server, l *loaded, now time.Time) {
 			}
 		}
 		for i, p := range pools {
-			name := limitName{domain, p.Name}
+			id := poolID{limitName{domain, p.Name}, p.Key}
 			if states != nil {
-				f.pools[name] = toldPool{states[i].Count, now}
-			} else if told, known := old[name]; known {
-				f.pools[name] = told
+				f.pools[id] = toldPool{states[i].Count, now}
+			} else if told, known := old[id]; known {
+				f.pools[id] = told
 			}
 		}
 	}
 }
 
-// of is a pool with what is in flight of it.
-func (f *inFlight) of(l shownLimit, now time.Time) *page.Pool {
-	slots, ok := l.check.Limit.(limit.Concurrency)
-	if !ok || !l.pool {
-		return nil
+// of are the pools of a limit with what is in flight of each, in the order of the files.
+func (f *inFlight) of(l shownLimit, now time.Time) (all []page.Pool) {
+	for _, c := range l.pools {
+		slots, ok := c.Limit.(limit.Concurrency)
+		if !ok {
+			continue
+		}
+		p := page.Pool{Subject: subjectOf(c.Key), Capacity: slots.Max}
+		if told, known := f.pools[poolID{l.id.limitName, c.Key}]; known {
+			p.InFlight, p.At, p.Old = &told.count, told.at.UTC(), !told.at.Equal(now)
+		}
+		all = append(all, p)
 	}
-	p := &page.Pool{Capacity: slots.Max}
-	if told, known := f.pools[l.id.limitName]; known {
-		p.InFlight, p.At, p.Old = &told.count, told.at.UTC(), !told.at.Equal(now)
-	}
-	return p
+	return all
 }
 
 // snapshot is the picture of now. It is not called at once with itself.
@@ -87,7 +93,7 @@ func (s *Server) snapshot() *page.Snapshot {
 	}
 	count, all := s.count(now), s.history.all()
 	out := &page.Snapshot{
-		At: time.Now().UTC(), Started: s.started.UTC(), Domains: []page.Domain{},
+		At: time.Now().UTC(), Started: s.started.UTC(), Host: s.shownAs.host, Version: s.shownAs.version, Domains: []page.Domain{},
 		Policies: page.Policies{LoadedAt: l.at.UTC(), Wrong: l.wrong, Errors: []string{}, FailedAt: l.failedAt.UTC()},
 		Refused:  s.refusals.top(now),
 		Latency: page.Latency{
@@ -99,6 +105,7 @@ func (s *Server) snapshot() *page.Snapshot {
 	var outage *page.Outage
 	out.Bypassed, outage = s.bypasses.tell(now)
 	s.tellStore(&out.Store, outage)
+	s.bypasses.tellFailures(&out.Store, now)
 	out.Policies.Errors = append(out.Policies.Errors, l.failed[:min(len(l.failed), toldProblems)]...)
 	minute := before(all, now, time.Minute)
 	out.Unknown = page.Unknown{Total: count.unknown, Lately: grown(count.unknown, minute.unknown)}
@@ -114,7 +121,8 @@ func (s *Server) snapshot() *page.Snapshot {
 
 // tellStore tells the health of the store.
 func (s *Server) tellStore(out *page.Store, outage *page.Outage) {
-	out.Kind, out.Outage, out.Breakers = s.storeKind, outage, []page.Breaker{}
+	out.Kind, out.Address = s.shownAs.storeKind, s.shownAs.storeAddress
+	out.Outage, out.Breakers = outage, []page.Breaker{}
 	all, open := s.breakers.opened()
 	for domain, since := range open {
 		out.Breakers = append(out.Breakers, page.Breaker{Domain: domain, Since: since.UTC()})
@@ -158,10 +166,10 @@ func (s *Server) tellDomains(out *page.Snapshot, l *loaded, count *sample, all [
 			continue // no request has overridden anything
 		}
 		_, capacity := kindOf(one.check.Limit)
-		d := &out.Domains[at[one.id.domain]]
+		d, pools := &out.Domains[at[one.id.domain]], s.inFlight.of(one, now)
 		d.Limits = append(d.Limits, page.Limit{
 			Name: one.id.limit, Kind: kind(one.check.Limit), Capacity: int64(capacity), Shadow: one.check.Shadow,
-			Pool:   s.inFlight.of(one, now),
+			Pool: page.Fullest(pools), Pools: pools,
 			Passed: c.passed, Refused: c.refused, Over: c.over, WouldRefuse: c.shadow, Bypassed: float64(bypassed),
 			PassedPerSecond: rate(c.passed, then.passed), RefusedPerSecond: rate(c.refused, then.refused),
 			WouldRefuseLately: grown(c.shadow, minute.limit(one.id).shadow),

@@ -17,11 +17,12 @@ type bypasses struct {
 	at     time.Time // of the last
 	day    int64     // today, in days since the epoch
 	today  page.Counts
-	second int64                    // the newest in recent, since the epoch
-	recent [bypassSeconds + 1]int64 // requests of the last seconds, by second
-	outage *page.Outage             // the one that is, or the last; nil: none was
-	before page.Counts              // total when outage began
-	limits map[limitKind]int64      // that were not looked at
+	second int64               // the newest in recent, since the epoch
+	recent [61]page.Counts     // requests of the last minute, by second
+	outage *page.Outage        // the one that is, or the last; nil: none was
+	began  page.Counts         // total when outage began
+	limits map[limitKind]int64 // that were not looked at
+	outages
 }
 
 // bypassSeconds is over how many seconds the rate is told.
@@ -70,7 +71,8 @@ func (b *bypasses) count(domain string, names *limitNames, checks []limit.Check,
 	}
 	b.total, b.today, b.at = b.total.Plus(one), b.today.Plus(one), now
 	b.turn(now)
-	b.recent[b.second%int64(len(b.recent))]++
+	newest := &b.recent[b.second%int64(len(b.recent))]
+	*newest = newest.Plus(one)
 }
 
 // of is how often a limit was decided without the store.
@@ -100,7 +102,7 @@ func (b *bypasses) turn(now time.Time) {
 	n := int64(len(b.recent))
 	second := max(now.Unix(), b.second)
 	for s := max(b.second+1, second-n+1); s <= second; s++ {
-		b.recent[s%n] = 0
+		b.recent[s%n] = page.Counts{}
 	}
 	b.second = second
 }
@@ -110,7 +112,7 @@ func (b *bypasses) away(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.outage == nil || !b.outage.To.IsZero() {
-		b.outage, b.before = &page.Outage{From: now.UTC()}, b.total
+		b.outage, b.began = &page.Outage{From: now.UTC(), Late: true}, b.total
 	}
 }
 
@@ -119,8 +121,9 @@ func (b *bypasses) back(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.outage != nil && b.outage.To.IsZero() {
-		over := page.Outage{From: b.outage.From, To: now.UTC(), Counts: b.total.Minus(b.before)}
+		over := page.Outage{From: b.outage.From, To: now.UTC(), Late: b.outage.Late, Counts: b.total.Minus(b.began)}
 		b.outage = &over
+		b.outages.over(over)
 	}
 }
 
@@ -137,15 +140,19 @@ func (b *bypasses) tell(now time.Time) (page.Bypassed, *page.Outage) {
 		all.Today = b.today
 	}
 	over := bypassSeconds + float64(now.Nanosecond())/1e9 // the newest second is not over, and comes on top
-	for _, n := range b.recent {
-		all.PerSecond += float64(n) / over
+	n := int64(len(b.recent))
+	for ago := range min(n, b.second+1) {
+		one := b.recent[(b.second-ago)%n]
+		if all.LastMinute = all.LastMinute.Plus(one); ago <= bypassSeconds {
+			all.PerSecond += float64(one.Total()) / over
+		}
 	}
 	if b.outage == nil {
 		return all, nil
 	}
 	outage := *b.outage
 	if outage.To.IsZero() {
-		outage.Counts = b.total.Minus(b.before)
+		outage.Counts = b.total.Minus(b.began)
 	}
 	return all, &outage
 }

@@ -39,7 +39,7 @@ type shownLimit struct {
 	id limitKind
 	// check of the policies; that of overrides has no Limit.
 	check limit.Check
-	pool  bool
+	pools []limit.Check // of a concurrency whose subjects the policies name
 }
 
 // shownOf chooses the limits of a set, whose pools are known.
@@ -64,7 +64,10 @@ func shownOf(set *policy.Set, pools map[string][]limit.Check) *shown {
 	for domain, list := range pools {
 		for _, c := range list {
 			if i, is := s.index[limitKind{limitName{domain, c.Name}, kind(c.Limit)}]; is {
-				s.limits[i].check, s.limits[i].pool = c, true
+				one := &s.limits[i]
+				if one.pools = append(one.pools, c); len(one.pools) == 1 {
+					one.check = c
+				}
 			}
 		}
 	}

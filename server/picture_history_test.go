@@ -128,3 +128,69 @@ func TestAnOutageHasItsOwnCounts(t *testing.T) {
 		t.Errorf("outage %+v, want a new one with none", o)
 	}
 }
+
+func TestOutagesOfTheLastHourAreSummed(t *testing.T) {
+	b := &bypasses{}
+	open := limit.Decision{Admitted: true, Bypass: limit.ModeOpen, Results: []limit.Result{{Passed: true, Bypass: limit.ModeOpen}}}
+	now := time.Unix(1_800_000_000, 0)
+	outage := func(silent bool, requests int, took time.Duration) {
+		b.away(now)
+		if silent {
+			b.silent()
+		}
+		for range requests {
+			b.count("d", &limitNames{}, []limit.Check{{}}, open, limit.Verdict{}, now)
+		}
+		now = now.Add(took)
+		b.back(now)
+	}
+	outage(true, 452, 56*time.Second)
+	first := now.UTC()
+	for range 300 { // one that is late each 11 s
+		now = now.Add(10 * time.Second)
+		outage(false, 2, time.Second)
+	}
+	var got page.Store
+	b.tellFailures(&got, now)
+	if want := (&page.Outages{Number: 1, Seconds: 56, To: first, Counts: page.Counts{Unchecked: 452}}); !cmp.Equal(got.LastHour, want) {
+		t.Errorf("last hour %+v, want %+v", got.LastHour, want)
+	}
+	if want := (&page.Outages{Number: 300, Seconds: 300, To: now.UTC(), Counts: page.Counts{Unchecked: 600}}); !cmp.Equal(got.LateLastHour, want) {
+		t.Errorf("late in the last hour %+v, want %+v", got.LateLastHour, want)
+	}
+	outage(true, 4, 6*time.Second)
+	b.tellFailures(&got, now)
+	if want := (&page.Outages{Number: 2, Seconds: 62, To: now.UTC(), Counts: page.Counts{Unchecked: 456}}); !cmp.Equal(got.LastHour, want) {
+		t.Errorf("last hour %+v, want %+v", got.LastHour, want)
+	}
+	b.tellFailures(&got, first.Add(time.Hour))
+	if got.LastHour.Number != 1 {
+		t.Errorf("an hour after the first %+v, want the other alone", got.LastHour)
+	}
+	b.tellFailures(&got, now.Add(time.Hour))
+	if got.LastHour != nil || got.LateLastHour != nil {
+		t.Errorf("an hour later %+v and %+v, want none", got.LastHour, got.LateLastHour)
+	}
+	for range 7200 {
+		outage(false, 1, time.Second)
+	}
+	if n := len(b.past); n > 122 {
+		t.Errorf("%d sums are kept, want 122 at most", n)
+	}
+}
+
+func TestTheLastMinuteEnds(t *testing.T) {
+	b := &bypasses{}
+	open := limit.Decision{Admitted: true, Bypass: limit.ModeOpen, Results: []limit.Result{{Passed: true, Bypass: limit.ModeOpen}}}
+	now := time.Unix(1_800_000_000, 0)
+	for range 60 {
+		b.count("d", &limitNames{}, []limit.Check{{}}, open, limit.Verdict{}, now)
+		now = now.Add(time.Second)
+	}
+	for after, want := range map[time.Duration]int64{0: 60, time.Second: 59, 59 * time.Second: 1, time.Minute: 0} {
+		c := &bypasses{recent: b.recent, second: b.second}
+		if got, _ := c.tell(now.Add(after)); got.LastMinute.Unchecked != want {
+			t.Errorf("%v later %d in the last minute, want %d", after, got.LastMinute.Unchecked, want)
+		}
+	}
+}

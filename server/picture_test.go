@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"weir/envoy"
+	"weir/limit"
 	"weir/policy"
 	"weir/server"
 	"weir/server/page"
@@ -127,6 +129,40 @@ func TestTheSnapshotTellsWhatWasSent(t *testing.T) {
 	}
 }
 
+// Two values of one key share its name, if the policy gives them none.
+func TestEachPoolOfALimitIsCounted(t *testing.T) {
+	s := serve(t, `
+domain: d
+descriptors:
+  - {key: pool, value: images, concurrency: {max_in_flight: 20, lease: 1m, max_wait: 0s}, reject_as: pool}
+  - {key: pool, value: video, concurrency: {max_in_flight: 5, lease: 1m, max_wait: 0s}, reject_as: pool}
+`)
+	for range 16 {
+		ask(t, s.envoy, "d", "[pool=images]", 0)
+	}
+	for range 6 {
+		ask(t, s.envoy, "d", "[pool=video]", 0)
+	}
+	got := s.settled(t, "all is told", func(s *page.Snapshot) bool { return s.Domains[0].Refused == 1 })
+	l := limitIn(t, got, "pool")
+	var pools []string
+	for _, p := range l.Pools {
+		pools = append(pools, fmt.Sprintf("%s %d of %d", p.Subject, *p.InFlight, p.Capacity))
+	}
+	if diff := cmp.Diff([]string{"pool=images 16 of 20", "pool=video 5 of 5"}, pools); diff != "" {
+		t.Errorf("pools (-want +got):\n%s", diff)
+	}
+	if l.Pool.Subject != "pool=video" || got.Headline != (page.Problem{Level: "bad", Text: "Pool pool=video is full: 5 of 5"}) {
+		t.Errorf("pool %+v, headline %+v; want that of video, which is full", l.Pool, got.Headline)
+	}
+	s.expectMetrics(t, "each pool has its series", map[string]float64{
+		`weir_in_flight{domain="d",limit="pool",subject="pool=images"}`:     16,
+		`weir_in_flight{domain="d",limit="pool",subject="pool=video"}`:      5,
+		`weir_max_in_flight{domain="d",limit="pool",subject="pool=images"}`: 20,
+		`weir_max_in_flight{domain="d",limit="pool",subject="pool=video"}`:  5,
+	})
+}
+
 func TestABucketAndALaneOfOnePolicyAreToldApart(t *testing.T) {
 	clock := storetest.NewClock()
 	st := &missing{Store: memory.New(memory.Options{Now: clock.Now})}
@@ -188,11 +224,78 @@ func TestTheSnapshotCountsRequestsThatPassedUnchecked(t *testing.T) {
 	st.away.Store(false)
 	got = s.settled(t, "it is over", func(s *page.Snapshot) bool { return s.Store.State == "up" })
 	o = got.Store.Outage
-	if o.Counts != want || !o.To.After(o.From) || !got.Store.Since.Equal(o.To) || got.Headline.Level != "ok" {
-		t.Errorf("store %+v with %+v, headline %+v; want over, with the same counts", got.Store, o, got.Headline)
+	if o.Counts != want || !o.To.After(o.From) || !got.Store.Since.Equal(o.To) {
+		t.Errorf("store %+v with %+v; want over, with the same counts", got.Store, o)
 	}
-	if len(got.Problems) != 1 || got.Problems[0].Level != "note" || !strings.Contains(got.Problems[0].Text, "answers again since") {
+	if got.Headline.Level != "warn" || !strings.HasPrefix(got.Headline.Text, "4 requests passed unchecked, 1 decided by this replica's own share, 1 refused in the last minute: The memory store was away until ") {
+		t.Errorf("headline %+v, want a warning for a minute", got.Headline)
+	}
+	if len(got.Problems) != 2 || got.Problems[1].Level != "note" || !strings.Contains(got.Problems[1].Text, "answers again since") {
 		t.Errorf("problems %+v, want a note that it is over", got.Problems)
+	}
+}
+
+// refusing is a store that answers, and fails decisions while it is said what with.
+type refusing struct {
+	*memory.Store
+	err atomic.Pointer[error]
+}
+
+func (r *refusing) Decide(ctx context.Context, q limit.Request) (limit.Decision, error) {
+	if err := r.err.Load(); err != nil {
+		return limit.Decision{}, *err
+	}
+	return r.Store.Decide(ctx, q)
+}
+
+func TestAStoreThatAnswersWithErrorsAloneIsBad(t *testing.T) {
+	clock := storetest.NewClock()
+	st := &refusing{Store: memory.New(memory.Options{Now: clock.Now})}
+	s := serviceWith(t, st, clock, func(o *server.Options) { o.StoreKind = "redis" })
+	s.setPolicy(t, picturePolicy)
+	s.run(t)
+	storetest.Eventually(t, "the store answers", func() bool { return s.metric(t, "weir_ready") == 1 })
+	ask(t, s.envoy, "d", "[account=a]", 0)
+	full := fmt.Errorf("redis: decide: %w: %w: OOM command not allowed for account=secret", store.ErrUnavailable, store.ErrNotServing)
+	st.err.Store(&full)
+	for range 20 {
+		ask(t, s.envoy, "d", "[account=a]", 0)
+	}
+	got := s.snapshot(t)
+	if text := got.Headline.Text; got.Headline.Level != "bad" || !strings.HasPrefix(text, "Redis answers with errors since ") ||
+		!strings.HasSuffix(text, ": 20 requests passed unchecked; the last error is OOM") {
+		t.Errorf("headline %+v, want that it answers with errors, and the counts", got.Headline)
+	}
+	if e := got.Store.LastError; e == nil || e.Word != "OOM" || e.At.IsZero() {
+		t.Errorf("last error %+v, want OOM", e)
+	}
+
+	st.err.Store(nil)
+	ask(t, s.envoy, "d", "[account=a]", 0)
+	got = s.settled(t, "it is over", func(s *page.Snapshot) bool { return s.Store.State == "up" })
+	if got.Store.Erring != nil || got.Headline.Level != "warn" || got.Store.LastError == nil {
+		t.Errorf("store %+v, headline %+v; want no errors any more, and a warning for a minute", got.Store, got.Headline)
+	}
+}
+
+func TestALateCallIsNoOutageAndNotAllIsWell(t *testing.T) {
+	clock := storetest.NewClock()
+	st := &refusing{Store: memory.New(memory.Options{Now: clock.Now})}
+	s := serviceWith(t, st, clock, func(o *server.Options) { o.StoreKind = "redis" })
+	s.setPolicy(t, picturePolicy)
+	s.run(t)
+	storetest.Eventually(t, "the store answers", func() bool { return s.metric(t, "weir_ready") == 1 })
+	late := fmt.Errorf("%w: %w", store.ErrUnavailable, context.DeadlineExceeded)
+	st.err.Store(&late)
+	ask(t, s.envoy, "d", "[account=a]", 0)
+	st.err.Store(nil)
+	if got := s.snapshot(t); got.Headline.Level != "warn" {
+		t.Errorf("headline %+v, want a warning", got.Headline)
+	}
+	got := s.settled(t, "it is over", func(s *page.Snapshot) bool { return s.Store.State == "up" })
+	want := page.Problem{Level: "warn", Text: "1 request passed unchecked in the last minute: Redis answered too late"}
+	if got.Headline != want || got.Store.LastHour != nil || got.Store.LateLastHour == nil || got.Store.LateLastHour.Unchecked != 1 {
+		t.Errorf("headline %+v, last hour %+v and %+v; want %+v and 1 that was late", got.Headline, got.Store.LastHour, got.Store.LateLastHour, want)
 	}
 }
 

@@ -36,6 +36,10 @@ type Options struct {
 	Store store.Store
 	// StoreKind is redis or memory: what the status page calls the store; "" means memory.
 	StoreKind string
+	// StoreAddress is where the store is, without user and password; "" in memory.
+	StoreAddress string
+	// Host and Version are what the status page calls this replica, and what runs there.
+	Host, Version string
 	// StoreTimeout is how long a decision waits for its store, at least, and an
 	// Inspect at most; 0 means 10 ms. A decision waits longer if its caller does: a store
 	// that is silent must fail by itself.
@@ -94,13 +98,13 @@ type Server struct {
 	waits        *waits
 	health       *health.Server
 
-	storeKind string
-	started   time.Time
-	bypasses  *bypasses
-	refusals  *refusals
-	history   *history
-	inFlight  *inFlight
-	page      *page.Page
+	shownAs  shownAs
+	started  time.Time
+	bypasses *bypasses
+	refusals *refusals
+	history  *history
+	inFlight *inFlight
+	page     *page.Page
 
 	loaded atomic.Pointer[loaded] // the policies in force
 
@@ -139,7 +143,7 @@ func New(o Options) *Server {
 		holds:        newHolds(),
 		waits:        newWaits(o.MaxWait),
 		health:       health.NewServer(),
-		storeKind:    cmp.Or(o.StoreKind, "memory"),
+		shownAs:      shownAs{host: o.Host, version: o.Version, storeKind: cmp.Or(o.StoreKind, "memory"), storeAddress: o.StoreAddress},
 		started:      time.Now(),
 		refusals:     newRefusals(),
 		inFlight:     &inFlight{},

@@ -167,6 +167,9 @@ func (s *Server) observe(ctx context.Context, op string, start time.Time, err er
 	s.metrics.took(ctx, s.metrics.storeSeconds.WithLabelValues(op), start)
 	switch {
 	case err == nil:
+		if op == "decide" {
+			s.bypasses.decided(start)
+		}
 		if !s.storeFound.Load() && s.storeFound.CompareAndSwap(false, true) {
 			s.reportHealth()
 		}
@@ -188,6 +191,7 @@ func (s *Server) observe(ctx context.Context, op string, start time.Time, err er
 			s.log.ErrorContext(ctx, "store failed", "op", op, "err", err)
 		}
 	}
+	s.bypasses.failed(op, start, err)
 	s.metrics.storeErrors.WithLabelValues(op, reason(err)).Inc()
 }
 
@@ -230,6 +234,9 @@ func (s *Server) look(ctx context.Context) {
 		return // we stop: it says nothing about the store
 	}
 	s.observe(ctx, "ping", start, err)
+	if err != nil {
+		s.bypasses.silent()
+	}
 	if s.storeLost.Swap(err != nil) != (err != nil) {
 		s.page.Wake()
 	}
@@ -262,6 +269,7 @@ func (s *Server) breakerChanged(domain string, open bool) {
 	s.metrics.breakerOpen.WithLabelValues(domain).Set(number(open))
 	s.page.Wake()
 	if open {
+		s.bypasses.silent()
 		s.log.WarnContext(context.Background(), "store is not asked any more: its limits are decided by their failure modes", "domain", domain)
 	} else {
 		s.log.InfoContext(context.Background(), "store is asked again", "domain", domain)

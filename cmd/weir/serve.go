@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"os/signal"
 	"runtime"
 	"slices"
@@ -128,6 +129,9 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	srv := server.New(server.Options{
 		Store:               st,
 		StoreKind:           kind,
+		StoreAddress:        redis.Address(c.Redis),
+		Host:                hostName(),
+		Version:             version,
 		StoreTimeout:        c.StoreTimeout,
 		Standby:             standby.Options{Mode: limit.ParseFailureMode(c.FailureMode), Replicas: c.Replicas},
 		MaxWait:             c.MaxWait,
@@ -151,6 +155,15 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 		srv.Close()
 	}
 	return errors.Join(err, st.Close(), traces.end(con.ctx))
+}
+
+// hostName is that of this machine, or pod; "" if nobody knows.
+func hostName() string {
+	name, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return name
 }
 
 // rememberRefusals is 0 without a Redis: to ask this process costs as little.

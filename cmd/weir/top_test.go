@@ -170,7 +170,7 @@ func TestTopGoesOnWhileSomebodyLooks(t *testing.T) {
 	defer server.Close()
 	x := inTerminal(t, strings.TrimPrefix(server.URL, "http://"))
 	x.shows("\x1b[?1049h\x1b[?25l\x1b[?7l")
-	x.shows("\x1b[32mthe first headline\x1b[0m")
+	x.shows("\x1b[32m✔ the first headline\x1b[0m")
 	s.say("the second headline")
 	x.shows("the second headline")
 

@@ -8,6 +8,9 @@ import "time"
 type Snapshot struct {
 	At      time.Time `json:"at"`
 	Started time.Time `json:"started"`
+	// Host is the replica's, and Version that of weir; "" if they are not known.
+	Host    string `json:"host"`
+	Version string `json:"version"`
 	// Status is that of /healthz: ok, degraded, not_ready or draining.
 	Status string `json:"status"`
 	// Headline is the worst of Problems in words, or says that all is well.
@@ -40,6 +43,8 @@ type Problem struct {
 type Store struct {
 	// Kind is redis, or memory: the state is in this process alone.
 	Kind string `json:"kind"`
+	// Address is where Redis is, without user and password; "" in memory.
+	Address string `json:"address,omitempty"`
 	// State is up, away, or not_found if it has never answered.
 	State string `json:"state"`
 	// Since is when it came into that state.
@@ -50,6 +55,14 @@ type Store struct {
 	Breakers []Breaker `json:"breakers"`
 	// Outage is the one that is, or else the last; nil if there was none.
 	Outage *Outage `json:"outage,omitempty"`
+	// LastHour are the outages of the last hour that are over, and LateLastHour the
+	// times in which it answered, and failed some calls; nil if there were none.
+	LastHour     *Outages `json:"last_hour,omitempty"`
+	LateLastHour *Outages `json:"late_last_hour,omitempty"`
+	// Erring, if not nil: it has answered decisions with errors alone since then.
+	Erring *Outage `json:"erring,omitempty"`
+	// LastError is the last call that failed; nil if none did.
+	LastError *StoreError `json:"last_error,omitempty"`
 }
 
 // Breaker is an open breaker, which keeps calls for a domain from the store.
@@ -62,7 +75,27 @@ type Breaker struct {
 type Outage struct {
 	From time.Time `json:"from"`
 	To   time.Time `json:"to,omitzero"` // zero: it goes on
+	// Late: it answered, and failed some calls.
+	Late bool `json:"late"`
 	Counts
+}
+
+// Outages are a number of them.
+type Outages struct {
+	Number  int       `json:"number"`
+	Seconds float64   `json:"seconds"` // in all
+	To      time.Time `json:"to"`      // the end of the last
+	Counts
+}
+
+// StoreError is a call of the store that failed.
+type StoreError struct {
+	At time.Time `json:"at"`
+	// Reason is store_timeout, store_unavailable, store_error, or hurried: its caller had
+	// too little time left.
+	Reason string `json:"reason"`
+	// Word is the first of Redis's answer, as OOM or READONLY; "" without one.
+	Word string `json:"word"`
 }
 
 // Counts are requests that were decided without the store.
@@ -88,8 +121,10 @@ func (c Counts) Minus(before Counts) Counts {
 // Bypassed are the requests that this replica decided without the store.
 type Bypassed struct {
 	PerSecond float64 `json:"per_second"` // of the last 5 seconds
-	Today     Counts  `json:"today"`      // since midnight, UTC, or the start
-	Total     Counts  `json:"total"`
+	// LastMinute are those of the last 60 seconds.
+	LastMinute Counts `json:"last_minute"`
+	Today      Counts `json:"today"` // since midnight, UTC, or the start
+	Total      Counts `json:"total"`
 	// At is when the last was; zero: none was.
 	At time.Time `json:"at,omitzero"`
 }
@@ -123,8 +158,10 @@ type Limit struct {
 	// Capacity is what it allows each subject: tokens, requests in a window, or slots.
 	Capacity int64 `json:"capacity"`
 	Shadow   bool  `json:"shadow"`
-	// Pool, if not nil: it is a concurrency of one subject.
-	Pool *Pool `json:"pool,omitempty"`
+	// Pools are those of a concurrency whose subjects the policies name, each with its own
+	// slots, in the order of the files; and Pool is the fullest of them. Nil: it is none.
+	Pools []Pool `json:"pools,omitempty"`
+	Pool  *Pool  `json:"pool,omitempty"`
 	// Checks by their result. Over did not pass, and the request was not refused for it.
 	Passed      float64 `json:"passed"`
 	Refused     float64 `json:"refused"`
@@ -141,6 +178,7 @@ type Limit struct {
 
 // Pool is what is in flight of a limit, over all replicas.
 type Pool struct {
+	Subject  string `json:"subject"`   // as in [Subject]
 	InFlight *int64 `json:"in_flight"` // nil: not known
 	Capacity int64  `json:"capacity"`
 	// At is when the store told InFlight: it is old while the store is away.
@@ -151,6 +189,23 @@ type Pool struct {
 
 // Full reports whether nothing is left, as far as is known.
 func (p *Pool) Full() bool { return p != nil && p.InFlight != nil && *p.InFlight >= p.Capacity }
+
+// Fullest is the pool that has the largest part of its slots taken, the first if none is
+// known; nil without pools.
+func Fullest(pools []Pool) (worst *Pool) {
+	part := func(p *Pool) float64 {
+		if p.InFlight == nil {
+			return -1
+		}
+		return float64(*p.InFlight) / float64(p.Capacity)
+	}
+	for i := range pools {
+		if worst == nil || part(&pools[i]) > part(worst) {
+			worst = &pools[i]
+		}
+	}
+	return worst
+}
 
 // RetryAfter is what was handed out.
 type RetryAfter struct {

@@ -8,9 +8,6 @@ import (
 	"time"
 )
 
-// again is how long an outage that is over is told at the top.
-const again = time.Hour
-
 // Words says what is wrong, for somebody who was just woken up, the worst first.
 func Words(s *Snapshot) []Problem {
 	w := words{now: s.At, problems: []Problem{}}
@@ -20,8 +17,14 @@ func Words(s *Snapshot) []Problem {
 	if w.kept = "Redis"; s.Store.Kind == "memory" {
 		w.kept = "The memory store"
 	}
-	if s.Policies.Version == "" {
+	none := s.Policies.Version == ""
+	switch n := s.Policies.Wrong; {
+	case none && n > 0:
+		w.add("bad", files(n)+": no policies are loaded, and no request is answered, until every file is right")
+	case none:
 		w.add("bad", "No policies are loaded: no request is answered")
+	case n > 0:
+		w.add("warn", files(n)+": what a file said when it was right stays in force; the domain of a file that never was is not limited")
 	}
 	w.store(s)
 	for _, d := range s.Domains {
@@ -30,11 +33,14 @@ func Words(s *Snapshot) []Problem {
 			of = " of " + d.Name
 		}
 		for _, l := range d.Limits {
-			w.pool(l, of)
+			if len(l.Pools) < 2 {
+				w.pool(l.Name, l.Pool, of)
+				continue
+			}
+			for i := range l.Pools {
+				w.pool(l.Pools[i].Subject, &l.Pools[i], of)
+			}
 		}
-	}
-	if n := s.Policies.Wrong; n > 0 {
-		w.add("warn", files(n)+": what was right before stays in force")
 	}
 	for _, d := range s.Domains {
 		if d.ExpiredLately > 0 {
@@ -44,9 +50,7 @@ func Words(s *Snapshot) []Problem {
 	if n := s.Unknown.Lately; n > 0 {
 		w.add("warn", count(int64(n), "request", "requests")+" in the last minute named a domain that no policy file has: nothing limits those")
 	}
-	if o := s.Store.Outage; o != nil && !o.To.IsZero() && s.At.Sub(o.To) < again && s.Store.State == "up" {
-		w.add("note", fmt.Sprintf("%s answers again since %s. It was away for %s: %s", w.kept, clock(o.To), span(o.To.Sub(o.From)), passed(o.Counts)))
-	}
+	w.over(s)
 	order := map[string]int{"bad": 0, "warn": 1, "note": 2}
 	slices.SortStableFunc(w.problems, func(a, b Problem) int { return order[a.Level] - order[b.Level] })
 	return w.problems
@@ -95,10 +99,61 @@ func (w *words) store(s *Snapshot) {
 		w.add("bad", fmt.Sprintf("%s does not answer since %s: %s", w.kept, since(s.Store.Since), passed(counts)))
 	case s.Store.State == "away" && len(s.Store.Breakers) > 0:
 		w.add("bad", fmt.Sprintf("%s does not answer for %s since %s: %s", w.kept, domains(s.Store.Breakers), since(s.Store.Since), passed(counts)))
+	case s.Store.Erring != nil:
+		text := fmt.Sprintf("%s answers with errors since %s: %s", w.kept, since(s.Store.Erring.From), passed(s.Store.Erring.Counts))
+		if e := s.Store.LastError; e != nil && e.Word != "" {
+			text += "; the last error is " + e.Word
+		}
+		w.add("bad", text)
 	case s.Store.State == "away":
 		w.add("warn", fmt.Sprintf("%s fails some calls since %s: %s", w.kept, since(s.Store.Since), passed(counts)))
-	case s.Bypassed.PerSecond > 0 && (s.Store.Outage == nil || s.Bypassed.At.After(s.Store.Outage.To)):
-		w.add("warn", fmt.Sprintf("%s answers, and yet not each request in time; today %s", w.kept, passed(s.Bypassed.Today)))
+	case s.Bypassed.LastMinute.Total() > 0:
+		w.add("warn", fmt.Sprintf("%s in the last minute: %s", passed(s.Bypassed.LastMinute), w.because(s)))
+	}
+}
+
+// because says why requests of the last minute were decided without the store, which is up.
+func (w *words) because(s *Snapshot) string {
+	if o := s.Store.Outage; o != nil && !o.Late && !o.To.Before(s.Bypassed.At) {
+		return fmt.Sprintf("%s was away until %s", w.kept, clock(o.To))
+	}
+	e := s.Store.LastError
+	switch {
+	case e == nil:
+		return w.kept + " was not asked"
+	case e.Word != "":
+		return w.kept + " answered with the error " + e.Word
+	case e.Reason == "store_timeout":
+		return w.kept + " answered too late"
+	case e.Reason == "store_unavailable":
+		return w.kept + " could not be reached"
+	case e.Reason == "hurried":
+		return "their callers had too little time left to ask " + w.kept
+	}
+	return w.kept + " answered with an error"
+}
+
+// over says what is over since an hour at most.
+func (w *words) over(s *Snapshot) {
+	if n := s.Store.LastHour; n != nil {
+		before := ""
+		if s.Store.State != "up" {
+			before = " before"
+		}
+		took := time.Duration(n.Seconds * float64(time.Second))
+		if n.Number == 1 && before == "" {
+			w.add("note", fmt.Sprintf("%s answers again since %s. It was away for %s: %s", w.kept, clock(n.To), span(took), passed(n.Counts)))
+		} else {
+			all := span(took)
+			if took < 2*time.Minute {
+				all = fmt.Sprintf("%d s", took/time.Second)
+			}
+			w.add("note", fmt.Sprintf("%s%s without %s in the last hour, %s in all: %s; the last until %s",
+				count(int64(n.Number), "time", "times"), before, strings.Replace(w.kept, "The", "the", 1), all, passed(n.Counts), clock(n.To)))
+		}
+	}
+	if n := s.Store.LateLastHour; n != nil && n.Total() > 0 {
+		w.add("note", fmt.Sprintf("%s failed some calls %s in the last hour: %s; the last until %s", w.kept, count(int64(n.Number), "time", "times"), passed(n.Counts), clock(n.To)))
 	}
 }
 
@@ -127,8 +182,9 @@ func passed(c Counts) string {
 	return strings.Join(parts, ", ")
 }
 
-func (w *words) pool(l Limit, of string) {
-	p := l.Pool
+// pool tells of one that is full, or nearly; nil: it is none. Limits of several pools have
+// these told by their subjects.
+func (w *words) pool(name string, p *Pool, of string) {
 	if p == nil || p.InFlight == nil {
 		return
 	}
@@ -140,7 +196,7 @@ func (w *words) pool(l Limit, of string) {
 	default:
 		return
 	}
-	text := fmt.Sprintf("Pool %s%s %s: %s of %s", l.Name, of, word, thousands(*p.InFlight), thousands(p.Capacity))
+	text := fmt.Sprintf("Pool %s%s %s: %s of %s", name, of, word, thousands(*p.InFlight), thousands(p.Capacity))
 	if p.Old {
 		text += ", when Redis last told at " + clock(p.At)
 	}

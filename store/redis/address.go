@@ -44,6 +44,16 @@ func HasPassword(text string) bool {
 	return err == nil && a.password != ""
 }
 
+// Address is where a URL says that Redis is, as host:port,host:port or the path of a socket,
+// without user and password; "" of a URL that cannot be read.
+func Address(text string) string {
+	a, err := parseAddress(text)
+	if err != nil {
+		return ""
+	}
+	return strings.Join(a.hosts, ",")
+}
+
 // parseAddress reads a URL. It is not net/url's or go-redis's: the first knows no
 // list of hosts, the second takes two dozen options that would break promises. No
 // error has any text of the URL, which may be a password's.

@@ -97,3 +97,19 @@ func TestAWrongAddressIsAnErrorThatTellsNoPassword(t *testing.T) {
 		}
 	}
 }
+
+func TestAddressHasNoUserAndNoPassword(t *testing.T) {
+	for url, want := range map[string]string{
+		"":                                      "",
+		"redis://example.org":                   "example.org:6379",
+		"rediss://u:secret@example.org:7000/3":  "example.org:7000",
+		"unix://u:secret@/run/redis.sock":       "/run/redis.sock",
+		"redis+cluster://:secret@a:1,b:2":       "a:1,b:2",
+		"redis+sentinel://u:secret@a,b/primary": "a:26379,b:26379",
+		"redis://u:sec/ret@example.org":         "",
+	} {
+		if got := Address(url); got != want {
+			t.Errorf("Address(%q) = %q, want %q", url, got, want)
+		}
+	}
+}

@@ -21,7 +21,7 @@ func ref[T any](v T) *T { return &v }
 // sample is a bad night.
 func sample() *page.Snapshot {
 	return &page.Snapshot{
-		At: noon, Started: noon.Add(-26*time.Hour - 5*time.Minute), Status: "degraded",
+		At: noon, Started: noon.Add(-26*time.Hour - 5*time.Minute), Status: "degraded", Host: "weir-7f9c", Version: "1.2.0",
 		Headline: page.Problem{Level: "bad", Text: "Redis does not answer since 11:58:00 UTC (2 min): 1,234 requests passed unchecked"},
 		Problems: []page.Problem{
 			{Level: "bad", Text: "Redis does not answer since 11:58:00 UTC (2 min): 1,234 requests passed unchecked"},
@@ -29,7 +29,7 @@ func sample() *page.Snapshot {
 			{Level: "warn", Text: "A policy file is wrong: what was right before stays in force"},
 			{Level: "note", Text: "to be known"},
 		},
-		Store:    page.Store{Kind: "redis", State: "away", Since: noon.Add(-2 * time.Minute), Silent: true, Breakers: []page.Breaker{{Domain: "inference", Since: noon.Add(-time.Minute)}}},
+		Store:    page.Store{Kind: "redis", Address: "redis.example.org:6379", LastError: &page.StoreError{At: noon.Add(-time.Minute), Reason: "store_timeout"}, State: "away", Since: noon.Add(-2 * time.Minute), Silent: true, Breakers: []page.Breaker{{Domain: "inference", Since: noon.Add(-time.Minute)}}},
 		Bypassed: page.Bypassed{PerSecond: 12.34, Today: page.Counts{Unchecked: 1234, Local: 5, Refused: 6}},
 		Domains: []page.Domain{
 			{
@@ -39,6 +39,7 @@ func sample() *page.Snapshot {
 					{Name: "images", Kind: "concurrency", Capacity: 200, Pool: &page.Pool{InFlight: ref(int64(200)), Capacity: 200, At: noon.Add(-2 * time.Minute), Old: true}},
 					{Name: "chat", Kind: "concurrency", Capacity: 20, Pool: &page.Pool{InFlight: ref(int64(18)), Capacity: 20}},
 					{Name: "video", Kind: "concurrency", Capacity: 1000000, Pool: &page.Pool{InFlight: ref(int64(300000)), Capacity: 1000000}},
+					{Name: "pool", Kind: "concurrency", Capacity: 20, Pools: []page.Pool{{Subject: "pool=images", InFlight: ref(int64(16)), Capacity: 20}, {Subject: "pool=a-video-of-a-longer-name", InFlight: ref(int64(5)), Capacity: 5}}},
 					{Name: "unknown", Kind: "concurrency", Capacity: 5, Pool: &page.Pool{Capacity: 5}},
 					{Name: "lane", Kind: "concurrency", Capacity: 3},
 					{Name: "trial.of.a.name.that.is.much.longer.than.its.column", Kind: "rate_limit", Capacity: 100, Shadow: true, WouldRefuse: 42},
@@ -49,7 +50,7 @@ func sample() *page.Snapshot {
 		},
 		MoreLimits: 7,
 		Unknown:    page.Unknown{Lately: 4},
-		Latency:    page.Latency{Decisions: page.Percentiles{All: []float64{0.1234, 1.5, 12}}},
+		Latency:    page.Latency{Decisions: page.Percentiles{All: []float64{0.1234, 1.5, 12}}, Store: page.Percentiles{All: []float64{99.96, 999.7, 2500}}},
 		Policies:   page.Policies{Version: "0123456789ab", LoadedAt: noon.Add(-time.Hour), Wrong: 1, Errors: []string{"policy: a.yaml:3: what is wrong; what to do"}},
 		Refused: []page.Subject{
 			{Domain: "inference", Limit: "account", Subject: "account=alice", Count: 1200, Last: noon.Add(-time.Second)},

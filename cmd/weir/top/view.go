@@ -110,7 +110,15 @@ func (v view) lines() (head, rest []line) {
 	title := line{{"weir " + v.addr, bold}}
 	s := v.seen
 	if s != nil {
-		title = append(title, span{"  " + clock(s.At) + ", up " + since(s.At.Sub(s.Started)) + ", " + s.Status, plain})
+		text := "  " + strings.TrimSpace(s.Host+" "+s.Version)
+		if text != "  " {
+			text += "  "
+		}
+		text += clock(s.At) + ", up " + since(s.At.Sub(s.Started))
+		if s.Status != "ok" { // it is about readiness: beside a full pool "ok" would mislead
+			text += ", " + strings.ReplaceAll(s.Status, "_", " ")
+		}
+		title = append(title, span{text, plain})
 	}
 	if v.paused {
 		title = append(title, span{"  PAUSED (p: go on)", warn})
@@ -128,10 +136,10 @@ func (v view) lines() (head, rest []line) {
 		}
 		return head, nil
 	}
-	head = append(head, line{{s.Headline.Text, levels[s.Headline.Level]}})
+	head = append(head, line{{marks[s.Headline.Level] + s.Headline.Text, levels[s.Headline.Level]}})
 	for _, p := range s.Problems {
 		if p != s.Headline {
-			rest = append(rest, line{{"  " + p.Text, levels[p.Level]}})
+			rest = append(rest, line{{"  " + marks[p.Level] + p.Text, levels[p.Level]}})
 		}
 	}
 	rest = append(rest, nil)
@@ -147,13 +155,23 @@ func (v view) lines() (head, rest []line) {
 
 var levels = map[string]style{"bad": bad, "warn": warn, "note": note, "ok": good}
 
+// marks say the same without colours.
+var marks = map[string]string{"bad": "✖ ", "warn": "⚠ ", "ok": "✔ "}
+
 // health is what holds for the whole replica.
 func (v view) health() []line {
 	s := v.seen
 	how := map[string]style{"up": good, "away": bad, "not_found": bad}[s.Store.State]
-	store := line{{"Store     ", bold}, {s.Store.Kind + " ", plain}, {s.Store.State, how}, {" since " + clock(s.Store.Since), plain}}
+	kind := s.Store.Kind + " "
+	if s.Store.Address != "" {
+		kind += s.Store.Address + " "
+	}
+	store := line{{"Store     ", bold}, {kind, plain}, {s.Store.State, how}, {" since " + clock(s.Store.Since), plain}}
 	for _, b := range s.Store.Breakers {
 		store = append(store, span{"  breaker of " + b.Domain + " open since " + clock(b.Since), bad})
+	}
+	if e := s.Store.LastError; e != nil {
+		store = append(store, span{"  last error " + cmp.Or(e.Word, strings.TrimPrefix(e.Reason, "store_")) + " at " + clock(e.At), warn})
 	}
 	bypassed := line{{"Bypassed  ", bold}, {counts(s.Bypassed.Today) + " today", warnIf(s.Bypassed.Today.Total() > 0)}}
 	if s.Bypassed.PerSecond > 0 {
@@ -205,10 +223,16 @@ func domainLines(d page.Domain) []line {
 		name = min(max(name, utf8.RuneCountInString(clean(l.Name))), 24)
 		text, _ := state(l)
 		what = min(max(what, utf8.RuneCountInString(text)), 48)
+		for _, p := range several(l) {
+			name = min(max(name, utf8.RuneCountInString(clean(p.Subject))+2), 24)
+		}
 	}
 	lines = append(lines, line{{fmt.Sprintf("  %-*s  %-*s %8s %8s %9s %9s %9s  %s", name, "limit", what, "in flight, or what it is", "passed/s", "ref'd/s", "refused", "would", "bypassed", "last wait"), dim}})
 	for _, l := range d.Limits {
 		lines = append(lines, limitLine(l, name, what))
+		for _, p := range several(l) {
+			lines = append(lines, line{{"  " + column("  "+p.Subject, name) + "  ", plain}, poolSpan(&p)})
+		}
 	}
 	return lines
 }
@@ -222,21 +246,47 @@ func state(l page.Limit) (text string, how style) {
 	if l.Capacity == 0 {
 		text = strings.TrimSuffix(cmp.Or(kinds[l.Kind], l.Kind), " of")
 	}
-	if p := l.Pool; p != nil {
-		text, how = bar(p), good
-		switch {
-		case p.Full():
-			how = bad
-		case p.InFlight == nil || p.Old:
-			how = dim
-		case *p.InFlight*10 >= p.Capacity*9:
-			how = warn
-		}
+	if n := len(several(l)); n > 0 {
+		text = whole(int64(n)) + " pools"
+	} else if l.Pool != nil {
+		s := poolSpan(l.Pool)
+		text, how = s.text, s.style
 	}
 	if l.Shadow {
 		text += ", in shadow"
 	}
 	return clean(text), how
+}
+
+// several are the pools of a limit that has more than one; nil of others.
+func several(l page.Limit) []page.Pool {
+	if len(l.Pools) < 2 {
+		return nil
+	}
+	return l.Pools
+}
+
+// poolSpan is what is in flight of a pool.
+func poolSpan(p *page.Pool) span {
+	s := span{bar(p), good}
+	switch {
+	case p.Full():
+		s.style = bad
+	case p.InFlight == nil || p.Old:
+		s.style = dim
+	case *p.InFlight*10 >= p.Capacity*9:
+		s.style = warn
+	}
+	return s
+}
+
+// column is a text that is cleaned, cut and filled up to a width.
+func column(text string, width int) string {
+	runes := []rune(clean(text))
+	if len(runes) > width {
+		runes = append(runes[:width-1], '…')
+	}
+	return fmt.Sprintf("%-*s", width, string(runes))
 }
 
 // limitLine is a limit; name and what are the widths of its first columns.
@@ -250,12 +300,8 @@ func limitLine(l page.Limit, name, what int) line {
 	if l.RefusedPerSecond > 0 {
 		refusing = bold
 	}
-	shown := []rune(clean(l.Name))
-	if len(shown) > name {
-		shown = append(shown[:name-1], '…')
-	}
 	return line{
-		{fmt.Sprintf("  %-*s  ", name, string(shown)), plain},
+		{"  " + column(l.Name, name) + "  ", plain},
 		{fmt.Sprintf("%-*s", what, text), how},
 		{fmt.Sprintf(" %8s", number(l.PassedPerSecond)), plain},
 		{fmt.Sprintf(" %8s %9s", number(l.RefusedPerSecond), whole(int64(l.Refused))), refusing},
@@ -313,7 +359,12 @@ func percentiles(p page.Percentiles) string {
 	if len(p.All) < 3 {
 		return "none"
 	}
-	ms := func(f float64) string { return strconv.FormatFloat(f, 'g', 3, 64) }
+	ms := func(f float64) string {
+		if f >= 100 {
+			return whole(int64(f + 0.5))
+		}
+		return strconv.FormatFloat(f, 'g', 3, 64)
+	}
 	return fmt.Sprintf("p50 %s p95 %s p99 %s ms", ms(p.All[0]), ms(p.All[1]), ms(p.All[2]))
 }
 

@@ -93,6 +93,7 @@
   function show(s) {
     last = s;
     $("picture").hidden = false;
+    set($("replica"), [s.host, s.version && `weir ${s.version}`].filter(Boolean).join(" · ") || "status of this replica");
     set($("at"), `as of ${clock(s.at)}`);
     showBanner();
     showStore(s);
@@ -125,16 +126,23 @@
     banner(last.headline.level, last.headline.text, others);
   }
 
+  const reasons = { store_timeout: "answered too late", store_unavailable: "could not be reached", store_error: "an error", hurried: "its caller had too little time left" };
+
   function showStore(s) {
     const name = s.store.kind === "memory" ? "memory (this process only)" : "Redis";
-    const state = { up: s.store.kind === "memory" ? "" : " answers", away: s.store.silent ? " does not answer" : " fails some calls", not_found: " has not been found" }[s.store.state];
+    const state = { up: s.store.kind === "memory" ? "" : " answers", away: s.store.silent ? " does not answer" : s.store.erring ? " answers with errors" : " fails some calls", not_found: " has not been found" }[s.store.state];
     set($("store"), name + state);
     set($("store-since"), since(s.at, s.store.since));
     const open = s.store.breakers.map((b) => `${b.domain} since ${clock(b.since)}`).join(", ");
     set($("breaker"), open ? `open: the store is not asked for ${open}` : "closed: the store is asked");
-    const o = s.store.outage;
+    set($("store-address"), s.store.address || "none");
+    const e = s.store.last_error;
+    set($("store-error"), e ? `${clock(e.at)}: ${e.word || reasons[e.reason] || e.reason}` : "none since start");
+    const o = s.store.outage, hour = s.store.last_hour;
     if (!o) set($("outage"), "none since start");
     else if (!o.to) set($("outage"), `now, since ${clock(o.from)}`);
+    else if (hour && o.late) set($("outage"), `until ${clock(hour.to)}; ${count(hour.unchecked)} passed unchecked in the last hour`);
+    else if (o.late) set($("outage"), `none; some calls failed until ${clock(o.to)}`);
     else set($("outage"), `${clock(o.from)}, for ${span(new Date(o.to) - new Date(o.from))}; ${count(o.unchecked)} passed unchecked`);
   }
 
@@ -145,7 +153,8 @@
     }
   }
 
-  const poolsOf = (s) => s.domains.flatMap((d) => d.limits.filter((l) => l.pool).map((l) => ({ domain: d.name, ...l })));
+  const poolsOf = (s) => s.domains.flatMap((d) => d.limits.flatMap((l) => poolsIn(l).map((pool) => ({ domain: d.name, name: l.pools.length > 1 ? pool.subject : l.name, pool }))));
+  const poolsIn = (l) => l.pools || [];
   const known = (p) => p.in_flight !== null;
   const full = (p) => known(p) && p.in_flight >= p.capacity;
   const near = (p) => known(p) && p.in_flight * 10 >= p.capacity * 9;
@@ -155,11 +164,11 @@
     const pools = poolsOf(s);
     const at = pools.filter((l) => full(l.pool));
     let text = "none in the policies";
-    if (at.length) text = `${count(at.length)} full`;
-    else if (pools.length) text = pools.every((l) => known(l.pool)) ? "none is full" : "not known now";
+    if (at.length) text = `${count(at.length)} full${at.every((l) => l.pool.old) ? ` at ${clock(at[0].pool.at)}` : ""}`;
+    else if (pools.length) text = pools.every((l) => known(l.pool) && !l.pool.old) ? "none is full" : "not known now";
     set($("pools"), text);
     const worst = [...pools].sort((a, b) => (b.pool.in_flight || 0) / b.pool.capacity - (a.pool.in_flight || 0) / a.pool.capacity).slice(0, 5);
-    const texts = worst.map((l) => `${l.name}${s.domains.length > 1 ? " of " + l.domain : ""}: ${held(l.pool)}${full(l.pool) ? ", full" : ""}`);
+    const texts = worst.map((l) => `${l.name}${s.domains.length > 1 ? " of " + l.domain : ""}: ${held(l.pool)}${full(l.pool) ? ", full" : ""}${l.pool.old ? ` at ${clock(l.pool.at)}` : ""}`);
     if (pools.length > worst.length) texts.push(`and ${count(pools.length - worst.length)} more`);
     list($("pool-list"), texts);
   }
@@ -203,8 +212,7 @@
       make("th", { role: "rowheader", scope: "row" }, make("span", { class: "name" }), make("span", { class: "small kind" })));
     columns.forEach((c, i) => {
       const cell = make("td", { role: "cell", "data-label": c, class: i ? "num" : "pool" });
-      if (i === 0) cell.append(make("span", { class: "value" }), make("div", { class: "bar", hidden: "" }, make("div")));
-      else cell.append(make("span", {}, make("span", { class: "value" }), make("span", { class: "small" })));
+      if (i > 0) cell.append(make("span", {}, make("span", { class: "value" }), make("span", { class: "small" })));
       row.append(cell);
     });
     return row;
@@ -215,10 +223,14 @@
   function showLimit(row, l) {
     set(row.querySelector(".name"), l.name);
     const of = { concurrency: ", " }[l.kind] || " of ";
-    const each = l.capacity && !l.pool ? `${of}${count(l.capacity)} each` : "";
+    const each = l.capacity && !poolsIn(l).length ? `${of}${count(l.capacity)} each` : "";
     set(row.querySelector(".kind"), `${kinds[l.kind] || l.kind}${each}${l.shadow ? ", in shadow: refuses nobody" : ""}`);
     const [flight, ...cells] = row.querySelectorAll("td");
-    showFlight(flight, l.pool);
+    flight.classList.toggle("empty", !poolsIn(l).length);
+    const many = poolsIn(l).length > 1;
+    sync(flight, poolsIn(l), (p) => p.subject,
+      (p) => make("div", { "data-subject": p.subject }, make("span", { class: "value" }), make("div", { class: "bar" }, make("div"))),
+      (node, p) => showFlight(node, p, many));
     const retry = l.retry_after;
     const texts = [
       [count(l.passed), `${rate(l.passed_per_second)}/s`],
@@ -234,17 +246,14 @@
     });
   }
 
-  function showFlight(cell, pool) {
-    const bar = cell.querySelector(".bar");
-    bar.hidden = !pool;
-    cell.classList.toggle("empty", !pool);
-    if (!pool) return set(cell.querySelector(".value"), "");
-    let text = held(pool);
+  function showFlight(node, pool, many) {
+    const bar = node.querySelector(".bar");
+    let text = many ? `${pool.subject}: ${held(pool)}` : held(pool);
     if (full(pool)) text += ", full";
     else if (near(pool)) text += ", nearly full";
     if (pool.old) text += ` at ${clock(pool.at)}`;
     else if (!known(pool)) text += ": not known now";
-    set(cell.querySelector(".value"), text);
+    set(node.querySelector(".value"), text);
     bar.dataset.full = full(pool) ? "full" : near(pool) ? "near" : "";
     bar.firstChild.style.width = `${known(pool) ? Math.min(100, (100 * pool.in_flight) / pool.capacity) : 0}%`;
   }

@@ -173,11 +173,16 @@ func TestThePageSaysThatRedisIsDownAndHowManyPassed(t *testing.T) {
 
 	redis.Start(t)
 	o.wait("the page says that it is over", func() bool {
-		text := o.text("#problems")
+		text := o.text("#problems") // after what the headline says for a minute
 		return strings.HasPrefix(text, "Redis answers again since ") && strings.Contains(text, "It was away for ") && strings.HasSuffix(text, ": 1,247 requests passed unchecked")
 	})
-	o.expect("#headline", "All is well now: Redis answers, no pool is full")
+	if got := o.text("#headline"); !strings.HasPrefix(got, "1,247 requests passed unchecked in the last minute: Redis was away until ") {
+		t.Errorf("headline %q, want a warning for a minute", got)
+	}
 	o.expect("#store", "Redis answers")
+	if got := o.text("#store-address"); !strings.Contains(redis.URL, "://"+got) {
+		t.Errorf("the address is %q, want that of %s", got, redis.URL)
+	}
 	if !strings.HasSuffix(o.text("#outage"), "; 1,247 passed unchecked") {
 		t.Errorf("the last outage is %q, want 1,247 that passed", o.text("#outage"))
 	}
@@ -243,6 +248,54 @@ func busy(p *traffic) {
 		p.send(1, "account", "alice")
 		<-tick.C
 	}
+}
+
+func TestThePageSaysThatRedisAnswersWithErrors(t *testing.T) {
+	redis := storetest.StartRedisTCP(t, storetest.AnyRedis(t))
+	p := serve(t, "--redis", redis.URL)
+	o := open(browser(t), t, p.Process, wide)
+	p.send(1, "account", "alice")
+	redis.MustDo(t, "CONFIG", "SET", "maxmemory", "1mb")
+	if passed := p.send(20, "account", "bob"); passed != 20 {
+		t.Errorf("%d of 20 passed without memory, want all", passed)
+	}
+	o.wait("the page says so", func() bool {
+		text := o.text("#headline")
+		return strings.HasPrefix(text, "Redis answers with errors since ") && strings.HasSuffix(text, ": 20 requests passed unchecked; the last error is OOM")
+	})
+	o.expect("#level", "✖ Problem")
+	o.expect("#store", "Redis answers with errors")
+	if got := o.text("#store-error"); !strings.HasSuffix(got, ": OOM") {
+		t.Errorf("the last error is %q, want OOM", got)
+	}
+	redis.MustDo(t, "CONFIG", "SET", "maxmemory", "0")
+	p.send(1, "account", "bob")
+	o.expect("#store", "Redis answers")
+	o.expect("#level", "⚠ Warning")
+	o.expectAccessible("Redis answers with errors")
+	o.expectQuiet()
+}
+
+func TestThePageShowsEachPoolOfALimit(t *testing.T) {
+	p := servertest.Start(t, `
+domain: inference
+descriptors:
+  - {key: pool, value: images, concurrency: {max_in_flight: 20, lease: 10m}, reject_as: pool}
+  - {key: pool, value: video, concurrency: {max_in_flight: 5, lease: 10m}, reject_as: pool}
+`)
+	c := &traffic{p, t, nil, weirv1.NewLeaseServiceClient(p.Dial(t))}
+	o := open(browser(t), t, p, wide)
+	c.hold(16, "images")
+	c.hold(5, "video")
+	o.expect("#headline", "Pool pool=video is full: 5 of 5")
+	o.expect(`[data-limit="pool"] [data-subject="pool=images"] .value`, "pool=images: 16 of 20")
+	o.expect(`[data-limit="pool"] [data-subject="pool=video"] .value`, "pool=video: 5 of 5, full")
+	o.expect("#pools", "1 full")
+	if host, err := os.Hostname(); err != nil || !strings.HasPrefix(o.text("#replica"), host+" · weir ") {
+		t.Errorf("the header says %q, want the host %q and the version (%v)", o.text("#replica"), host, err)
+	}
+	o.expectAccessible("several pools of a limit")
+	o.expectQuiet()
 }
 
 func TestThePageStandsStillWhilePaused(t *testing.T) {
