@@ -31,7 +31,7 @@ func (s *secured) calls(t *testing.T, as *tls.Config) map[string]error {
 	_, answers["Acquire"] = leases.Acquire(ctx, &weirv1.AcquireRequest{Domain: "d", Descriptors: []*weirv1.Descriptor{typed("a", "x")}})
 	_, answers["Release"] = leases.Release(ctx, &weirv1.ReleaseRequest{LeaseIds: []string{"x"}})
 	_, answers["Renew"] = leases.Renew(ctx, &weirv1.RenewRequest{LeaseIds: []string{"x"}})
-	_, answers["Reconcile"] = leases.Reconcile(ctx, &weirv1.ReconcileRequest{Usage: []*weirv1.LeaseUsage{{LeaseId: "x"}}})
+	_, answers["Reconcile"] = leases.Reconcile(ctx, &weirv1.ReconcileRequest{Usage: []*weirv1.LeaseUsage{{LeaseId: "x", Limits: []*weirv1.LimitUsage{{}}}}})
 	_, answers["Inspect"] = leases.Inspect(ctx, &weirv1.InspectRequest{Domain: "d", Entries: []*weirv1.Entry{{Key: "a", Value: "x"}}})
 	_, answers["ShouldRateLimit"] = rls.NewRateLimitServiceClient(conn).ShouldRateLimit(ctx, &rls.RateLimitRequest{Domain: "d", Descriptors: descriptorsOf(t, "[a=x]")})
 	log, err := als.NewAccessLogServiceClient(conn).StreamAccessLogs(ctx)
@@ -175,8 +175,8 @@ func TestEachClientMayDoWhatTheListsSay(t *testing.T) {
 				}
 			}
 		}
-		if got := metricOf(t, s.Process, `weir_denied_total{area="metrics"}`); got != 1 {
-			t.Errorf("%v scrapes are counted as denied, want 1", got)
+		if got := metricOf(t, s.Process, `weir_denied_total{area="metrics"}`); got != 3 {
+			t.Errorf("%v scrapes and looks at the page are counted as denied, want 3", got)
 		}
 		if grpc, http := metricOf(t, s.Process, `weir_tls_handshake_errors_total{port="grpc"}`), metricOf(t, s.Process, `weir_tls_handshake_errors_total{port="http"}`); grpc < 6 || http < 5 {
 			t.Errorf("%v and %v handshakes are counted as failed, want 6 or more, and 5 or more", grpc, http)
