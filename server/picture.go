@@ -161,7 +161,8 @@ func (s *Server) tellDomains(out *page.Snapshot, l *loaded, count *sample, all [
 		})
 	}
 	for _, one := range l.shown.limits {
-		c, then, bypassed := count.limit(one.id), recent.limit(one.id), s.bypasses.of(one.id)
+		c := count.limit(one.id, checkCounts{})
+		then, bypassed := recent.limit(one.id, c), s.bypasses.of(one.id)
 		if one.check.Limit == nil && c == (checkCounts{}) && bypassed == 0 {
 			continue // no request has overridden anything
 		}
@@ -172,7 +173,7 @@ func (s *Server) tellDomains(out *page.Snapshot, l *loaded, count *sample, all [
 			Pool: page.Fullest(pools), Pools: pools,
 			Passed: c.passed, Refused: c.refused, Over: c.over, WouldRefuse: c.shadow, Bypassed: float64(bypassed),
 			PassedPerSecond: rate(c.passed, then.passed), RefusedPerSecond: rate(c.refused, then.refused),
-			WouldRefuseLately: grown(c.shadow, minute.limit(one.id).shadow),
+			WouldRefuseLately: grown(c.shadow, minute.limit(one.id, c).shadow),
 			RetryAfter:        s.refusals.told(one.id),
 		})
 	}

@@ -92,14 +92,16 @@ type sample struct {
 	store     []float64
 }
 
-// limit returns the counts of a limit, zero if there are none.
-func (s *sample) limit(id limitKind) checkCounts {
-	if s.shown != nil {
-		if i, is := s.shown.index[id]; is {
-			return s.limits[i]
-		}
+// limit returns the counts of a limit, which are now those given: zero at the start, and those of
+// now if it was not shown then.
+func (s *sample) limit(id limitKind, now checkCounts) checkCounts {
+	if s.shown == nil {
+		return checkCounts{}
 	}
-	return checkCounts{}
+	if i, is := s.shown.index[id]; is {
+		return s.limits[i]
+	}
+	return now
 }
 
 // count reads the counters of what is shown.

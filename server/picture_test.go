@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -401,4 +402,30 @@ func TestTheMeanOfLongWaitsIsOne(t *testing.T) {
 	if r := limitIn(t, s.snapshot(t), "quota").RetryAfter; r.Mean < r.Last/2 {
 		t.Errorf("retry after %+v, all told the same", r)
 	}
+}
+
+// A limit that a reload brings onto the page tells of the last minute what was in the last minute.
+func TestALimitThatComesOntoThePageTellsNoOldNews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newService(t, envoy.Options{})
+		policyFrom := func(first int) (text string) {
+			text = "domain: d\ndescriptors:\n"
+			for i := first; i < page.MaxLimits+50; i++ {
+				text += fmt.Sprintf("  - {key: k%d, token_bucket: {capacity: 1, refill: 1/d}, shadow_mode: true}\n", i)
+			}
+			return text
+		}
+		last := fmt.Sprintf("k%d", page.MaxLimits+49)
+		s.setPolicy(t, policyFrom(0))
+		s.run(t) // it takes samples
+		for range 500 {
+			ask(t, s.envoy, "d", "["+last+"=a]", 0)
+		}
+		time.Sleep(200 * time.Second)
+		synctest.Wait()
+		s.setPolicy(t, policyFrom(100))
+		if l := limitIn(t, s.snapshot(t), last); l.WouldRefuseLately != 0 || l.PassedPerSecond != 0 {
+			t.Errorf("%v would be refused in the last minute and %v/s passed; nobody asked for 200 s", l.WouldRefuseLately, l.PassedPerSecond)
+		}
+	})
 }

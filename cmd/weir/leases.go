@@ -216,6 +216,9 @@ Exit 0: all are released; 1: some are not, or you said no; 2: error.`
 // minPrefix is the shortest start of an id: a shorter one is a typing error that fits by chance.
 const minPrefix = 4
 
+// tokenLength is how many characters of an id are enough to name one lease of a domain.
+const tokenLength = 22
+
 // Run ends leases.
 func (c *leasesReleaseCommand) Run(con console) error {
 	list, more, err := c.list(con.ctx, url.Values{"domain": {c.Domain}})
@@ -287,6 +290,8 @@ func findLease(list []server.AdminLease, text, domain string, more bool) (server
 	switch {
 	case len(found) > 1:
 		return server.AdminLease{}, fmt.Errorf("%q: the ids of %d leases begin so; give more of it", text, len(found))
+	case more && len(start) < tokenLength: // others may begin so, too
+		return server.AdminLease{}, fmt.Errorf("%q: the domain has more than the %d leases that were looked at, so give the whole id: weir release, or weir leases release with all of it", text, len(list))
 	case len(found) == 0 && more:
 		return server.AdminLease{}, fmt.Errorf("%q: it is none of the first %d leases of the domain; give the whole id to weir release", text, len(list))
 	case len(found) == 0:
