@@ -201,12 +201,25 @@ func (c console) confirm(question string) (bool, error) {
 	if _, err := fmt.Fprintf(c.stderr, "%s [y/N] ", question); err != nil {
 		return false, err
 	}
-	line, err := bufio.NewReader(os.Stdin).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
-		return false, err
+	type input struct {
+		line string
+		err  error
 	}
-	line = strings.ToLower(strings.TrimSpace(line))
-	return line == "y" || line == "yes", nil
+	said := make(chan input, 1)
+	go func() { // nothing can end its reading but an answer, or the end of this process
+		line, err := bufio.NewReader(os.Stdin).ReadString('\n')
+		said <- input{line, err}
+	}()
+	select {
+	case <-c.ctx.Done():
+		return false, errors.New("interrupted: nothing was done")
+	case in := <-said:
+		if in.err != nil && !errors.Is(in.err, io.EOF) {
+			return false, in.err
+		}
+		line := strings.ToLower(strings.TrimSpace(in.line))
+		return line == "y" || line == "yes", nil
+	}
 }
 
 // printJSON writes v for machines.

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -50,7 +52,7 @@ func (s *fakeStatus) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode(picture)
 }
 
-// terminal is weir top in a terminal.
+// terminal is weir in a terminal.
 type terminal struct {
 	t      *testing.T
 	ptmx   *os.File
@@ -68,6 +70,12 @@ type terminal struct {
 // inTerminal runs weir top in a terminal of 100×12.
 func inTerminal(t *testing.T, addr string, env ...string) *terminal {
 	t.Helper()
+	return runInTerminal(t, []string{"top", "--http", addr}, env...)
+}
+
+// runInTerminal runs weir in a terminal of 100×12.
+func runInTerminal(t *testing.T, args []string, env ...string) *terminal {
+	t.Helper()
 	ptmx, tty, err := pty.Open()
 	if err != nil {
 		t.Fatal(err)
@@ -77,7 +85,7 @@ func inTerminal(t *testing.T, addr string, env ...string) *terminal {
 	if x.before, err = term.GetState(int(tty.Fd())); err != nil {
 		t.Fatal(err)
 	}
-	x.cmd = exec.CommandContext(t.Context(), "weir", "top", "--http", addr)
+	x.cmd = exec.CommandContext(t.Context(), "weir", args...) //nolint:gosec // the tests' own
 	x.cmd.Env = append(append(os.Environ(), "TERM=xterm", "NO_COLOR=", "GORACE=atexit_sleep_ms=0"), env...)
 	x.cmd.Stdin, x.cmd.Stdout, x.cmd.Stderr = tty, tty, tty
 	x.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
@@ -241,5 +249,30 @@ func TestTopShowsNothingThatTheServerHasATerminalDo(t *testing.T) {
 		if bytes.Contains(x.all, []byte(not)) {
 			t.Errorf("the terminal was sent %q", not)
 		}
+	}
+}
+
+// Who is asked whether to do it, and presses Ctrl-C, has done nothing.
+func TestAQuestionEndsWithCtrlC(t *testing.T) {
+	var resets atomic.Int64
+	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var body struct {
+			DryRun bool `json:"dry_run"`
+		}
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil || !body.DryRun {
+			resets.Add(1)
+		}
+		_, _ = io.WriteString(w, `{"limits": [{"name": "account", "subject": "account=alice"}]}`)
+	}))
+	defer admin.Close()
+	x := runInTerminal(t, []string{"reset", "--domain", "d", "-d", "account=alice", "--admin", strings.TrimPrefix(admin.URL, "http://")})
+	x.shows("[y/N]")
+	x.press("\x03")
+	x.shows("interrupted: nothing was done")
+	if err := x.cmd.Wait(); x.cmd.ProcessState.ExitCode() != exitError {
+		t.Errorf("weir reset ends with %v, want %d", err, exitError)
+	}
+	if n := resets.Load(); n != 0 {
+		t.Errorf("%d resets were asked for, want none", n)
 	}
 }
