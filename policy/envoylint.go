@@ -128,7 +128,7 @@ func (l *envoyLinter) all() {
 		l.routesAlone()
 		return
 	}
-	if !asks {
+	if !asks && l.reader.steps >= 0 { // else it was not read to its end, which is told
 		l.warn(spot{0, 1}, "no ratelimit filter in it asks weir; is it the right file? Give all that have listeners and routes: --envoy may be repeated")
 	}
 }
