@@ -14,7 +14,6 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"weir/limit"
 	"weir/store"
 )
 
@@ -23,9 +22,6 @@ const (
 	// round trip takes. A round trip costs Redis more than a script.
 	connections = 2
 	maxBatch    = 32
-	// maxKeys is how many keys the calls of one script call have, but for one alone that has
-	// more: Redis does nothing else meanwhile.
-	maxKeys = 512
 	// maxWaiting is how many calls may wait for a connection.
 	maxWaiting = 1 << 14
 	// minReplyTimeout is how long a connection waits for Redis, at least, before it
@@ -114,87 +110,6 @@ func (c *call) again() {
 	c.ready = make(chan struct{})
 	c.settled.Store(false)
 }
-
-// shared are calls that go as one script call.
-type shared struct {
-	calls  []*call
-	keys   int
-	source bool // the script is called by its source, not by its digest
-	cmd    *goredis.Cmd
-}
-
-// MarshalBinary returns what names the script. go-redis asks for it when it has a
-// connection and writes the call: before that nothing was sent, whatever failed.
-func (s *shared) MarshalBinary() ([]byte, error) {
-	for _, c := range s.calls {
-		c.sent = true
-	}
-	if s.source {
-		return s.calls[0].script.source, nil
-	}
-	return s.calls[0].script.sha, nil
-}
-
-// takes reports whether c may join. Of a cluster all keys of a script call are in one slot.
-func (s *shared) takes(c *call, sharded bool) bool {
-	first := s.calls[0]
-	return c.script == first.script && !c.alone && !first.alone && !c.asking && !first.asking && s.keys+len(c.keys) <= maxKeys &&
-		(!sharded || len(c.keys) > 0 && len(first.keys) > 0 && limit.KeySlot(c.keys[0]) == limit.KeySlot(first.keys[0]))
-}
-
-func (s *shared) add(c *call) {
-	s.calls = append(s.calls, c)
-	s.keys += len(c.keys)
-}
-
-// command makes the command of the call, at the scripts' time now.
-func (s *shared) command(ctx context.Context, now string) *goredis.Cmd {
-	name := "evalsha"
-	if s.source {
-		name = "eval"
-	}
-	args := make([]any, 0, 4+s.keys+len(s.calls))
-	args = append(args, name, s, s.keys)
-	for _, c := range s.calls {
-		for _, k := range c.keys {
-			args = append(args, k)
-		}
-	}
-	args = append(args, now)
-	for _, c := range s.calls {
-		args = append(args, c.args.array(len(c.keys)))
-	}
-	s.cmd = goredis.NewCmd(ctx, args...)
-	return s.cmd
-}
-
-// answer gives each call its part of the reply.
-func (s *shared) answer() {
-	reply, err := s.cmd.Result()
-	items, _ := reply.([]any)
-	if err == nil && len(items) != len(s.calls) {
-		err = fmt.Errorf("a script replied to %d of %d calls", len(items), len(s.calls))
-	}
-	for i, c := range s.calls {
-		c.reply, c.err = unpacker{}, err
-		if err != nil {
-			continue
-		}
-		text, _ := items[i].(string)
-		if c.reply.rest = text; c.reply.isText() {
-			c.err = scriptError(c.reply.text())
-		}
-	}
-}
-
-// scriptError is what a script says was wrong with one call of several.
-type scriptError string
-
-// Error is Redis's text.
-func (e scriptError) Error() string { return string(e) }
-
-// RedisError makes it one of [goredis.Error].
-func (scriptError) RedisError() {}
 
 func newPipes(client *goredis.Client, timeout, patience time.Duration, sharded bool, now func() string) *pipes {
 	p := &pipes{client: client, timeout: timeout, sharded: sharded, now: now, start: time.Now()}
@@ -374,7 +289,7 @@ func (c *call) mayHaveRun(err error) bool {
 
 // round sends calls, by their source or by its digest, and reads the answers.
 func (p *pipes) round(ctx context.Context, calls []*call, source bool) {
-	var all []*shared
+	var all []*scriptCall
 	for _, c := range calls {
 		c.sent = false
 		if err := c.ctx.Err(); (err != nil || c.settled.Load()) && !source { // nobody waits: it is never sent
@@ -390,9 +305,9 @@ func (p *pipes) round(ctx context.Context, calls []*call, source bool) {
 				return
 			}
 		}
-		i := slices.IndexFunc(all, func(s *shared) bool { return s.takes(c, p.sharded) })
+		i := slices.IndexFunc(all, func(s *scriptCall) bool { return s.takes(c, p.sharded) })
 		if i < 0 {
-			i, all = len(all), append(all, &shared{source: source})
+			i, all = len(all), append(all, &scriptCall{source: source})
 		}
 		all[i].add(c)
 	}
