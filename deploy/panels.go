@@ -97,6 +97,9 @@ var rows = []row{
 	{"Latency", []panel{
 		graph("Latency of decisions", "From the request's policies to the verdict, with waiting for a slot. Envoy as in envoy/envoy.yaml waits 0.3 s, one without a timeout of its own 20 ms.", "s",
 			quantiles(`weir_decision_duration_seconds_bucket{D}`)...),
+		graph("Connections to Redis", "Idle, or used by calls under way; waiting: calls for which none was free. They share the next, so that a few are no trouble.", "short",
+			query{`sum by (state) (weir_store_connections{R})`, "{{state}}"},
+			query{`sum(weir_store_waiting_calls{R})`, "waiting calls"}),
 		graph("Latency of Redis", "Calls of the store, those that failed included.", "s", quantiles(`weir_store_duration_seconds_bucket{R}`)...),
 		graph("Latency of decisions by domain, p99", "1 in 100 takes longer.", "s",
 			query{`histogram_quantile(0.99, sum by (domain, le) (rate(weir_decision_duration_seconds_bucket{D}[$__rate_interval])))`, "{{domain}}"}),

@@ -111,6 +111,20 @@ func newMetrics(r prometheus.Registerer, s *Server) *metrics {
 // status page reads its quantiles from them, and the alerts' bounds (0.015, 0.1) must be among them.
 var latencyBuckets = []float64{.0001, .0002, .0003, .0004, .0005, .0006, .0008, .001, .0015, .002, .003, .005, .0075, .01, .015, .02, .05, .1, .3, 1}
 
+// registerLoad adds the metrics of the store's connections.
+func registerLoad(r prometheus.Registerer, load func() (connections, idle, waiting int)) {
+	f := promauto.With(r)
+	connections := func(state string, count func() float64) {
+		f.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "weir_store_connections", Help: "Connections to Redis, by state: idle, or used by calls under way.", ConstLabels: prometheus.Labels{"state": state},
+		}, count)
+	}
+	connections("idle", func() float64 { _, idle, _ := load(); return float64(idle) })
+	connections("used", func() float64 { all, idle, _ := load(); return float64(max(0, all-idle)) })
+	f.NewGaugeFunc(prometheus.GaugeOpts{Name: "weir_store_waiting_calls", Help: "Calls of Redis that wait for a connection. They share the next that is free."},
+		func() float64 { _, _, waiting := load(); return float64(waiting) })
+}
+
 // latency are the options of a histogram of short times. The classic buckets resolve
 // 100 µs where most decisions are; the native ones are a tenth apart.
 func latency(name, help string) prometheus.HistogramOpts {

@@ -53,6 +53,9 @@ type Options struct {
 	// asking, unless it can pass before: for a store that takes a while to ask. At most
 	// [unasked.MaxLife]; 0: each is asked for.
 	RememberRefusals time.Duration
+	// StoreLoad tells, without a call, how many connections the store has open, how many of
+	// these are idle, and how many calls wait for one; nil: it has none.
+	StoreLoad func() (connections, idle, waiting int)
 	// MaxWait is how long a request waits for a slot before it is refused, where its
 	// policy does not say; 0: it does not wait.
 	MaxWait    time.Duration
@@ -159,6 +162,9 @@ func New(o Options) *Server {
 	}
 	s.loaded.Store(&loaded{})
 	s.metrics = newMetrics(o.Registerer, s)
+	if o.StoreLoad != nil {
+		registerLoad(o.Registerer, o.StoreLoad)
+	}
 	s.calls = grpcprom.NewServerMetrics()
 	o.Registerer.MustRegister(s.calls)
 	s.breakers = newBreakers(s.breakerChanged)

@@ -73,6 +73,7 @@ func serviceWith(t testing.TB, st store.Store, clock *storetest.Clock, change fu
 		StoreTimeout: storetest.Deadline,
 		Logger:       slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Registerer:   s.registry,
+		StoreLoad:    func() (connections, idle, waiting int) { return 3, 1, 5 },
 	}
 	change(&options)
 	s.Server = server.New(options)

@@ -126,6 +126,13 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 	if c.Redis != "" {
 		kind = "redis"
 	}
+	var load func() (connections, idle, waiting int)
+	if r, ok := st.(*redis.Store); ok {
+		load = func() (connections, idle, waiting int) {
+			l := r.Load()
+			return l.Connections, l.Idle, l.Waiting
+		}
+	}
 	srv := server.New(server.Options{
 		Store:               st,
 		StoreKind:           kind,
@@ -135,6 +142,7 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 		StoreTimeout:        c.StoreTimeout,
 		Standby:             standby.Options{Mode: limit.ParseFailureMode(c.FailureMode), Replicas: c.Replicas},
 		MaxWait:             c.MaxWait,
+		StoreLoad:           load,
 		RememberRefusals:    c.rememberRefusals(),
 		Logger:              log,
 		Registerer:          registry,

@@ -26,12 +26,9 @@ func OpenChanged(o Options, change func(source string) string) (*Store, error) {
 	return s, nil
 }
 
-// Waiting is how many calls of a single server wait for a connection.
+// Waiting is how many calls wait for a connection.
 func (s *Store) Waiting() int {
-	p := s.routes.node("").pipes
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.wait()
+	return s.Load().Waiting
 }
 
 // Busy has the server do nothing else for so long, by a call that waits as a decision

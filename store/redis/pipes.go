@@ -201,6 +201,13 @@ func (p *pipes) take(batch []*call) []*call {
 // wait is how many calls wait. Its lock must be held.
 func (p *pipes) wait() int { return len(p.waiting) - p.head }
 
+// waits is wait for who does not hold the lock.
+func (p *pipes) waits() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.wait()
+}
+
 // errSilent says that the server has answered nobody for as long as a call waits.
 var errSilent = fmt.Errorf("the server is silent: %w", os.ErrDeadlineExceeded)
 

@@ -191,6 +191,23 @@ func (s *Store) count(ctx context.Context, key string) (int64, error) {
 	return count, err
 }
 
+// Load is what a store has to do now.
+type Load struct {
+	Connections, Idle int // to all of its servers, open; and of these without a call
+	Waiting           int // calls for which no connection has been free yet
+}
+
+// Load tells it, without a call.
+func (s *Store) Load() (l Load) {
+	for _, n := range s.routes.all() {
+		pool := n.client.PoolStats()
+		l.Connections += int(pool.TotalConns)
+		l.Idle += int(pool.IdleConns)
+		l.Waiting += n.pipes.waits()
+	}
+	return l
+}
+
 // Ping implements [store.Store]. A cluster can be reached if any of its nodes can:
 // the others' domains are decided, and each call that fails says so.
 func (s *Store) Ping(ctx context.Context) error {

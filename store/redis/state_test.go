@@ -129,6 +129,32 @@ func allWait(t *testing.T, server *storetest.Redis, s *redis.Store, n int, call 
 	group.Wait()
 }
 
+// What waits, and on how many connections, is told without a call.
+func TestLoadTellsConnectionsAndWhatWaits(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		s, client := open(t, server, nil)
+		r := request(check(bucket(t, 1000, time.Second), "x"))
+		decide(t, s, r)
+		before := calls(t, client)
+		if l := s.Load(); l.Connections < 1 || l.Idle != l.Connections || l.Waiting != 0 {
+			t.Errorf("with nothing to do: %+v, want idle connections alone", l)
+		}
+		var busy redis.Load
+		allWait(t, server, s, 2*redis.MaxOut, func(i int) {
+			if i == 0 {
+				storetest.Eventually(t, "some wait", func() bool { busy = s.Load(); return busy.Waiting > 0 && busy.Idle < busy.Connections })
+			}
+			decide(t, s, r)
+		})
+		if busy.Waiting > 2*redis.MaxOut {
+			t.Errorf("with a server that stands still: %+v", busy)
+		}
+		if n := calls(t, client)["ping"] - before["ping"]; n > 0 {
+			t.Errorf("%d pings", n)
+		}
+	})
+}
+
 // What is wrong with one subject is nothing to those that it shares a command with.
 func TestAFailureIsNoneOfTheOthers(t *testing.T) {
 	each(t, func(t *testing.T, server *storetest.Redis) {
