@@ -39,19 +39,20 @@ func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, 
 	if ask.Operation.ID != "" {
 		ask.Operation.Body = limit.BodyOf(m.Checks)
 	}
+	domain := label(set, r.Domain)
 	d, err := s.askAndWait(ctx, ask)
 	if err != nil {
-		s.metrics.conflicts.WithLabelValues(label(set, r.Domain), conflict(err)).Inc()
+		s.metrics.conflicts.WithLabelValues(domain, conflict(err)).Inc()
 		return decided{}, badOperation{err}
 	}
 	v := limit.Judge(m.Checks, d, func(c limit.Check) time.Duration { return s.holds.estimate(r.Domain, c) })
-	s.metrics.misused(label(set, r.Domain), r, m)
-	s.metrics.decided(label(set, r.Domain), m.Checks, d, v)
-	s.picture(label(set, r.Domain), m.Checks, d, v)
-	tellSpan(span, label(set, r.Domain), m.Checks, d, v)
-	s.metrics.took(ctx, s.metrics.decisionSeconds.WithLabelValues(label(set, r.Domain)), start)
+	s.metrics.misused(domain, r, m)
+	s.metrics.decided(domain, m.Checks, d, v)
+	s.noteForPage(domain, m.Checks, d, v)
+	tellSpan(span, domain, m.Checks, d, v)
+	s.metrics.took(ctx, s.metrics.decisionSeconds.WithLabelValues(domain), start)
 	if d.Lease != "" && !d.Replayed && ctx.Err() != nil {
-		s.metrics.givenBack.WithLabelValues(label(set, r.Domain)).Inc()
+		s.metrics.givenBack.WithLabelValues(domain).Inc()
 		ask.Lease = d.Lease
 		s.giveBack(ctx, ask)
 	}

@@ -13,9 +13,9 @@ import (
 // pictureTimeout is how long a snapshot waits for the store.
 const pictureTimeout = 250 * time.Millisecond
 
-// picture counts for the status page what metrics do not tell: requests that were decided
+// noteForPage counts for the status page what metrics do not tell: requests that were decided
 // without the store, and whom limits refused. Its domain is a label.
-func (s *Server) picture(domain string, checks []limit.Check, d limit.Decision, v limit.Verdict) {
+func (s *Server) noteForPage(domain string, checks []limit.Check, d limit.Decision, v limit.Verdict) {
 	if d.Bypass == limit.DefaultMode && d.Admitted || d.Replayed {
 		return
 	}
