@@ -106,6 +106,7 @@ func TestLabelsComeFromConfigurationOnly(t *testing.T) {
 		"op":           {"decide", "held", "inspect", "leases", "ping", "release", "renew", "reset", "settle", "undo"},
 		"reason":       {"breaker_open", "bucket_empty", "negative_hits_on_concurrency", "store_error", "store_timeout", "store_unavailable"},
 		"result":       {"EXPIRED", "LINGERING", "NOT_HELD", "RELEASED", "failed", "lost", "ok", "over", "passed", "refused", "shadow_refused"},
+		"state":        {"idle", "used"},
 		"verdict":      {"admitted", "refused"},
 		"version":      {s.version(t)},
 	}
