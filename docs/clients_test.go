@@ -207,7 +207,7 @@ type weir struct {
 
 func startWeir(t *testing.T, flags ...string) weir {
 	t.Helper()
-	p := servertest.Start(t, policy, flags...)
+	p := servertest.Start(t, policy, append(flags, "--grpc-listen", servertest.Lonely()+":0")...)
 	return weir{p, weirv1.NewLeaseServiceClient(p.Dial(t))}
 }
 
@@ -240,9 +240,12 @@ func (w weir) counts(t *testing.T, counter, want string) {
 	_, page := w.Get(t, "/metrics")
 	_, after, _ := strings.Cut(page, "\n"+counter+" ")
 	if got, _, _ := strings.Cut(after, "\n"); got != want {
-		t.Errorf("%s is %q, want %q", counter, got, want)
+		t.Errorf("%s is %q, want %q; of:\n%s", counter, got, want, strings.Join(leaseCounters.FindAllString(page, -1), "\n"))
 	}
 }
+
+// leaseCounters are the lines of the counters of leases, and of requests.
+var leaseCounters = regexp.MustCompile(`(?m)^(weir_lease|weir_decisions|grpc_server_handled).* [1-9].*$`)
 
 const (
 	granted  = `weir_leases_granted_total{domain="inference"}`

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -77,16 +75,6 @@ func (s *stack) wantEnded(t *testing.T, byRelease, byExpiry int) {
 		t.Errorf("%d leases were released and %d expired, want %d and %d", r, e, byRelease, byExpiry)
 	}
 }
-
-// lonely is an address of loopback that nobody else has: a service that is restarted
-// there finds its port free, which connections from 127.0.0.1 might have taken.
-func lonely() string {
-	n := lonelies.Add(1)
-	pid := os.Getpid()
-	return fmt.Sprintf("127.%d.%d.%d", 1+pid>>8%254, pid%256, 1+n%254)
-}
-
-var lonelies atomic.Int32
 
 // An operator drains an Envoy before it ends: nothing is left to expire.
 func TestADrainedEnvoyLeavesNothing(t *testing.T) {
@@ -177,7 +165,7 @@ func TestHeartbeatsKeepALease(t *testing.T) {
 func pair(t *testing.T, r *storetest.Redis) (s *stack, restart func(i int)) {
 	t.Helper()
 	flags := func(address string) []string { return append(onRedis(r), "--grpc-listen", address) }
-	s = startReplicas(t, "testdata/policy.yaml", [][]string{flags(lonely() + ":0"), flags(lonely() + ":0")})
+	s = startReplicas(t, "testdata/policy.yaml", [][]string{flags(servertest.Lonely() + ":0"), flags(servertest.Lonely() + ":0")})
 	s.redis = r
 	return s, func(i int) {
 		s.weirs[i] = startWeir(t, "testdata/policy.yaml", flags(s.weirs[i].GRPC)...)

@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -72,6 +73,16 @@ type Process struct {
 }
 
 var listening = regexp.MustCompile(`msg=listening grpc=(\S+) http=(\S+) admin=(\S+)`)
+
+// Lonely is an address of loopback that nobody else has. A service that is restarted there
+// finds its port free, and no other test's client, whose own service has gone, finds it.
+func Lonely() string {
+	n := lonelies.Add(1)
+	pid := os.Getpid()
+	return fmt.Sprintf("127.%d.%d.%d", 1+pid>>8%254, pid%256, 1+n%254)
+}
+
+var lonelies atomic.Int32
 
 // Start runs weir serve with the policy text and further flags, on ports of its
 // own, and waits until it listens. It ends with the test.
