@@ -38,8 +38,8 @@ type answered struct {
 
 // answer is ShouldRateLimit, before it is put into Envoy's words. Its error is a gRPC status.
 func (s rateLimit) answer(ctx context.Context, m *rls.RateLimitRequest) (answered, error) {
-	set := s.policies()
-	if set == nil {
+	now := s.loaded.Load()
+	if now.set == nil {
 		return answered{}, toStatus(errNoPolicy)
 	}
 	ask, err := envoy.Decode(m)
@@ -47,7 +47,7 @@ func (s rateLimit) answer(ctx context.Context, m *rls.RateLimitRequest) (answere
 		return answered{}, toStatus(badRequest{err})
 	}
 	// Usage before the release: it may be of the lease that ends.
-	if err := s.settleAll(ctx, set, ask); err != nil {
+	if err := s.settleAll(ctx, now.set, ask); err != nil {
 		return answered{}, toStatus(err)
 	}
 	if err := s.releaseAll(ctx, m.GetDomain(), ask.Endings); err != nil {
@@ -56,7 +56,7 @@ func (s rateLimit) answer(ctx context.Context, m *rls.RateLimitRequest) (answere
 	if len(ask.Request.Descriptors) == 0 { // nothing is asked
 		return answered{ask, decided{decision: limit.Decision{Admitted: true}, verdict: limit.Verdict{Admitted: true}}}, nil
 	}
-	d, err := s.decide(ctx, set, ask.Request, asker{stream: ask.Stream})
+	d, err := s.decide(ctx, now, ask.Request, asker{stream: ask.Stream})
 	if err != nil {
 		return answered{}, toStatus(err)
 	}

@@ -20,6 +20,9 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
 }
 
+// opDecide is the operation of decisions, in metrics.
+const opDecide = "decide"
+
 // call makes a call of the store, counted, unless the domain's breaker is open: then
 // it fails at once.
 func (s *Server) call(ctx context.Context, op, domain string, f func() error) error {
@@ -27,17 +30,20 @@ func (s *Server) call(ctx context.Context, op, domain string, f func() error) er
 }
 
 func (s *Server) callBy(ctx context.Context, b *breaker, op string, f func() error) error {
-	err := b.call(func() error {
-		start := time.Now()
-		_, span := s.tracer.start(ctx, "store."+op)
-		err := f()
-		endCall(span, err)
-		s.observe(ctx, op, start, err)
-		return err
-	})
+	err := b.call(func() error { return s.observed(ctx, op, f) })
 	if errors.Is(err, errBreakerOpen) {
 		s.metrics.storeErrors.WithLabelValues(op, breakerOpen).Inc()
 	}
+	return err
+}
+
+// observed makes a call of the store, counted.
+func (s *Server) observed(ctx context.Context, op string, f func() error) error {
+	start := time.Now()
+	span := s.tracer.startCall(ctx, op)
+	err := f()
+	endCall(span, err)
+	s.observe(ctx, op, start, err)
 	return err
 }
 
@@ -164,10 +170,10 @@ func (s *Server) renew(ctx context.Context, e limit.Extension) (limit.Renewal, e
 // observe counts a call of the store, and logs when the store goes: not each call
 // that fails from then on.
 func (s *Server) observe(ctx context.Context, op string, start time.Time, err error) {
-	s.metrics.took(ctx, s.metrics.storeSeconds.WithLabelValues(op), start)
+	s.metrics.took(ctx, s.metrics.ofStore(op), start)
 	switch {
 	case err == nil:
-		if op == "decide" {
+		if op == opDecide {
 			s.bypasses.decided(start)
 		}
 		if !s.storeFound.Load() && s.storeFound.CompareAndSwap(false, true) {
