@@ -96,7 +96,7 @@ func (s *Server) ask(ctx context.Context, r limit.Request) (limit.Decision, erro
 	}
 	now := time.Now()
 	if d, known := s.unasked.Refuse(r, now); known {
-		s.metrics.unasked.WithLabelValues(label(s.policies(), r.Domain)).Inc()
+		s.metrics.unasked.WithLabelValues(s.label(r.Domain)).Inc()
 		return d, nil
 	}
 	defer s.givingBack(refunded(r.Checks))()

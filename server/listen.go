@@ -70,7 +70,7 @@ func (s *Server) GRPC() *grpc.Server {
 	}
 	g := grpc.NewServer(options...)
 	services := tolerant{g}
-	rateLimit{Server: s}.register(s.guard(areaRateLimit, services))
+	rateLimit{Server: s}.register(s.guard(areaRateLimit, g))
 	weirv1.RegisterLeaseServiceServer(s.guard(areaLeases, services), leases{Server: s})
 	als.RegisterAccessLogServiceServer(s.guard(areaRateLimit, services), accessLog{Server: s})
 	healthpb.RegisterHealthServer(g, s.health)

@@ -31,6 +31,15 @@ func (l *loaded) of(domain string) *domainSeries {
 	return l.unknown
 }
 
+// name is a domain by a text of its own: whoever keeps it does not keep the message that
+// brought it.
+func (l *loaded) name(domain string) string {
+	if d := l.domains[domain]; d != nil {
+		return d.label
+	}
+	return strings.Clone(domain)
+}
+
 // seconds is when they came into force, since the epoch; 0 if none are.
 func (l *loaded) seconds() float64 {
 	if l.at.IsZero() {

@@ -194,12 +194,7 @@ func (s *Server) Close() {
 func (s *Server) policies() *policy.Set { return s.loaded.Load().set }
 
 // label is the domain in metrics: labels come from configuration only.
-func label(set *policy.Set, domain string) string {
-	if set != nil && set.Has(domain) {
-		return domain
-	}
-	return unknownDomain
-}
+func (s *Server) label(domain string) string { return s.loaded.Load().of(domain).label }
 
 // unknownDomain is the label of domains that no policy has.
 const unknownDomain = "unknown"

@@ -26,7 +26,7 @@ const opDecide = "decide"
 // call makes a call of the store, counted, unless the domain's breaker is open: then
 // it fails at once.
 func (s *Server) call(ctx context.Context, op, domain string, f func() error) error {
-	return s.callBy(ctx, s.breakers.of(label(s.policies(), domain)), op, f)
+	return s.callBy(ctx, s.breakers.of(s.label(domain)), op, f)
 }
 
 func (s *Server) callBy(ctx context.Context, b *breaker, op string, f func() error) error {
@@ -91,11 +91,12 @@ func (s *Server) releaseBy(ctx context.Context, e limit.Ending, by, domain, op s
 	if err != nil {
 		return limit.Release{}, err
 	}
+	domain = s.loaded.Load().name(domain)
 	for _, f := range r.Freed {
 		s.holds.add(domain, f.Limit, r.HeldFor)
 		s.waits.wake(f.Key)
 	}
-	label := label(s.policies(), domain)
+	label := s.label(domain)
 	s.metrics.released.WithLabelValues(label, r.Result.String()).Inc()
 	if r.Result == limit.Released || r.Result == limit.Lingering {
 		s.metrics.ended.WithLabelValues(label, by).Inc()
@@ -143,7 +144,7 @@ func (s *Server) settle(ctx context.Context, u limit.Usage) ([]limit.Settlement,
 			}
 		}
 	}
-	s.metrics.settled(label(s.policies(), u.Domain), u, all)
+	s.metrics.settled(s.label(u.Domain), u, all)
 	return all, nil
 }
 
@@ -163,7 +164,7 @@ func (s *Server) renew(ctx context.Context, e limit.Extension) (limit.Renewal, e
 	case !n.Renewed:
 		result = "lost"
 	}
-	s.metrics.renewals.WithLabelValues(label(s.policies(), e.Lease.Domain()), result).Inc()
+	s.metrics.renewals.WithLabelValues(s.label(e.Lease.Domain()), result).Inc()
 	return n, err
 }
 
