@@ -343,8 +343,9 @@ func (p *agreement) same(m *rls.RateLimitRequest, on, off traceAnswer) {
 			continue
 		}
 		known++
+		// A token that came within the last millisecond may not be told.
 		near := func(got, want time.Duration) bool { return got <= want+slack && (got >= want || atMost) }
-		if got.Passed || want.Passed || !near(got.RetryAfter, want.RetryAfter) || !near(got.ResetAfter, want.ResetAfter) || got.Remaining != want.Remaining && !atMost {
+		if got.Passed || want.Passed || !near(got.RetryAfter, want.RetryAfter) || !near(got.ResetAfter, want.ResetAfter) || got.Remaining > want.Remaining && !atMost || got.Remaining < want.Remaining-1 {
 			p.t.Errorf("%v: of check %d unasked %+v, the store says %+v", m, i, got, want)
 		}
 	}

@@ -61,6 +61,16 @@ type refusal struct {
 	ofKey, all *giving       // to its state, and to any of its domain
 }
 
+// at is what is told of the check at a later time.
+func (f refusal) at(now time.Time) limit.Result {
+	since := now.Sub(f.asked.at)
+	r := limit.Result{Remaining: f.remaining, RetryAfter: up(f.told - since), ResetAfter: up(f.reset - since)}
+	if b, ok := f.limit.(limit.TokenBucket); ok { // it has gained something, and so much is missing still
+		r.Remaining = max(r.Remaining, (f.hits*b.Scale-r.RetryAfter.Milliseconds()*b.Refill)/b.Scale)
+	}
+	return r
+}
+
 // New returns an empty memory, of refusals that are so old at most.
 func New(life time.Duration) *Memory {
 	return &Memory{life: min(life, MaxLife), seed: maphash.MakeSeed(), now: make(map[string]refusal), old: make(map[string]refusal)}
@@ -171,8 +181,7 @@ func (m *Memory) Refuse(r limit.Request, now time.Time) (d limit.Decision, known
 				d.Results[j] = limit.Result{Passed: true, Unknown: true}
 			}
 		}
-		since := now.Sub(f.asked.at)
-		d.Results[i] = limit.Result{Remaining: f.remaining, RetryAfter: up(f.told - since), ResetAfter: up(f.reset - since)}
+		d.Results[i] = f.at(now)
 	}
 	if class == limit.Pool && lanes {
 		return limit.Decision{}, false // S8: if a lane refuses too, it is the lane's
