@@ -139,6 +139,7 @@ type agreement struct {
 	choices storetest.Choices
 	set     []*policy.Set
 	worlds  [2]*traceWorld        // that remembers, and that asks
+	now     int                   // of set
 	fine    bool                  // time passes in parts of a millisecond
 	given   time.Time             // when the other replica last gave something back
 	spent   time.Time             // and when it last spent
@@ -172,6 +173,7 @@ func runTrace(t *testing.T, data []byte) (unasked int) {
 // under an old limit gains as that says until the store is asked for it, and a refusal
 // without asking asks for none.
 func (p *agreement) policy(n int) {
+	p.now = n
 	for _, w := range p.worlds {
 		w.setPolicy(p.set[n])
 	}
@@ -216,11 +218,19 @@ func (p *agreement) step() {
 			by += time.Duration(p.next(250)) * 4 * time.Microsecond
 		}
 		time.Sleep(by)
-	case 3:
+	case 3, 12:
 		p.lease()
+		p.again()
 	case 4:
-		if p.next(4) == 0 {
+		switch p.next(8) {
+		case 0:
 			p.policy(p.next(len(p.set)))
+		case 1: // it comes and goes
+			before := p.now
+			p.policy(p.next(len(p.set)))
+			time.Sleep(time.Duration(p.next(5)*50) * time.Millisecond)
+			p.policy(before)
+			p.again()
 		}
 	case 5: // the other replica
 		m := p.request()
@@ -242,12 +252,17 @@ func (p *agreement) step() {
 		m := p.request()
 		m.Descriptors = append(m.Descriptors, traceDescriptor("weir.stream_id", p.stream(), 1))
 		p.ask(m, limit.Operation{})
-	case 8, 9, 10, 11: // again, as clients do
-		if p.last != nil {
-			p.ask(p.last, limit.Operation{})
-		}
+	case 8, 9, 10, 11:
+		p.again()
 	default:
 		p.last = p.request()
+		p.ask(p.last, limit.Operation{})
+	}
+}
+
+// again asks as the last time, as clients do.
+func (p *agreement) again() {
+	if p.last != nil {
 		p.ask(p.last, limit.Operation{})
 	}
 }
@@ -361,7 +376,7 @@ func (p *agreement) same(m *rls.RateLimitRequest, on, off traceAnswer) {
 // once, and what another replica gives back when the memory's time is over.
 func TestRefusingUnaskedAgreesWithTheStore(t *testing.T) {
 	unasked := 0
-	for seed := range uint64(300) {
+	for seed := range uint64(400) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { unasked += runTrace(t, traceOf(seed)) })
 	}
 	t.Logf("%d refusals were unasked", unasked)
