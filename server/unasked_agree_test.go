@@ -376,7 +376,7 @@ func (p *agreement) same(m *rls.RateLimitRequest, on, off traceAnswer) {
 // once, and what another replica gives back when the memory's time is over.
 func TestRefusingUnaskedAgreesWithTheStore(t *testing.T) {
 	unasked := 0
-	for seed := range uint64(400) {
+	for seed := range uint64(250) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { unasked += runTrace(t, traceOf(seed)) })
 	}
 	t.Logf("%d refusals were unasked", unasked)
