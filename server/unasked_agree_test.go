@@ -69,17 +69,18 @@ type traceWorld struct {
 }
 
 func newTraceWorld(t *testing.T, remember time.Duration) *traceWorld {
-	w := &traceWorld{store: &countingStore{Store: memory.New(memory.Options{Now: func() int64 { return time.Now().UnixMilli() }})}}
-	replica := func(remember time.Duration) *Server {
-		s := New(Options{
-			Store: w.store, StoreTimeout: storetest.Deadline, RememberRefusals: remember,
-			Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Registerer: prometheus.NewRegistry(),
-		})
-		t.Cleanup(s.Close)
-		return s
-	}
-	w.here, w.there = replica(remember), replica(0)
-	return w
+	st := &countingStore{Store: memory.New(memory.Options{Now: func() int64 { return time.Now().UnixMilli() }})}
+	return &traceWorld{store: st, here: replicaOn(t, st, remember), there: replicaOn(t, st, 0)}
+}
+
+// replicaOn is a server that remembers refusals for so long.
+func replicaOn(t *testing.T, st store.Store, remember time.Duration) *Server {
+	s := New(Options{
+		Store: st, StoreTimeout: storetest.Deadline, RememberRefusals: remember,
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Registerer: prometheus.NewRegistry(),
+	})
+	t.Cleanup(s.Close)
+	return s
 }
 
 func (w *traceWorld) setPolicy(set *policy.Set) {
