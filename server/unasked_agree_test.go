@@ -59,7 +59,7 @@ descriptors:
 }
 
 // traceKeys are its limits; those that come first, and more than once, are most asked for.
-var traceKeys = strings.Fields("fast slow second day pool both fast slow second day pool fast slow day lane full slide over one two shade maybe banned")
+var traceKeys = strings.Fields("fast slow second day pool both fast slow second day pool fast slow day over over lane full slide over one two shade maybe banned")
 
 // traceWorld is a store and two replicas: one that is asked, and another.
 type traceWorld struct {
@@ -342,6 +342,9 @@ func (p *agreement) same(m *rls.RateLimitRequest, on, off traceAnswer) {
 			p.t.Errorf("%v: -asks +remembers\n%s", m, diff)
 		}
 		return
+	}
+	if off.err != "" {
+		p.t.Fatalf("%v: refused unasked, the store says %s", m, off.err)
 	}
 	slack := time.Duration(0) // the store cuts its time to milliseconds
 	if p.fine {

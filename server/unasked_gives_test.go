@@ -43,3 +43,29 @@ func TestAPolicyThatCameAndWentIsNotRefusedUnasked(t *testing.T) {
 	s.setPolicy(t, slow)
 	script(t, s, "[a=x]", "OK [OK 0]")
 }
+
+// A refusal without asking is no decision of the store: a bucket beside it that stands under an
+// older policy gains as that says, until the store is asked for it.
+func TestWhatIsRefusedUnaskedCarriesNoBucketOver(t *testing.T) {
+	for _, tt := range []struct {
+		remember time.Duration
+		want     string
+	}{{0, "OVER [OVER 0]"}, {time.Second, "OK [OK 0]"}} {
+		clock := storetest.NewClock()
+		s := serviceWith(t, memory.New(memory.Options{Now: clock.Now}), clock, func(o *server.Options) { o.RememberRefusals = tt.remember })
+		const other = "domain: d\ndescriptors:\n  - {key: b, token_bucket: {capacity: 1, refill: 1/h}}\n"
+		s.setPolicy(t, other+"  - {key: a, token_bucket: {capacity: 2, refill: 1/s}}\n")
+		script(t, s, "[a=x;hits=2]", "OK [OK 0]", "[b=x]", "OK [OK 0]")
+		s.setPolicy(t, other+"  - {key: a, token_bucket: {capacity: 2, refill: 1/h}}\n")
+		script(t, s, "[b=x]", "OVER [OVER 0]")
+		if got := ask(t, s.envoy, "d", "[b=x][a=x]", 0); got[:4] != "OVER" {
+			t.Errorf("both: %s, want a refusal", got)
+		}
+		unasked := s.unasked(t)
+		clock.Advance(time.Second)
+		got := ask(t, s.envoy, "d", "[a=x]", 0)
+		if (unasked > 0) == (tt.remember > 0) && got != tt.want { // on a busy machine it may have been forgotten
+			t.Errorf("remembered for %v, a second later: %s, want %s", tt.remember, got, tt.want)
+		}
+	}
+}
