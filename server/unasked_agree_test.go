@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"strings"
@@ -77,7 +76,7 @@ func newTraceWorld(t *testing.T, remember time.Duration) *traceWorld {
 func replicaOn(t *testing.T, st store.Store, remember time.Duration) *Server {
 	s := New(Options{
 		Store: st, StoreTimeout: storetest.Deadline, RememberRefusals: remember,
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Registerer: prometheus.NewRegistry(),
+		Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(),
 	})
 	t.Cleanup(s.Close)
 	return s

@@ -121,8 +121,10 @@ func (m *Memory) learn(a Asked, domain string, c limit.Check, result limit.Resul
 // changed forgets what is known of the state of c if the store has changed it, so that what
 // is told of it is as the store would have it.
 func (m *Memory) changed(c limit.Check, charged bool) {
-	f, ok := m.find(c.Key)
-	if w, window := c.Limit.(limit.Window); !ok || !charged && f.limit == c.Limit && !(window && w.ChargeOver) {
+	if w, window := c.Limit.(limit.Window); window && w.ChargeOver {
+		charged = true // maybe
+	}
+	if f, ok := m.find(c.Key); !ok || !charged && f.limit == c.Limit {
 		return
 	}
 	m.mu.Lock()
