@@ -79,6 +79,9 @@ func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
 		}
 		s.metrics.policyInfo.WithLabelValues(r.Set.Version()).Set(1)
 	}
+	if anew && s.unasked != nil {
+		defer s.unasked.GiveAll()() // a bucket that stood under another limit for a while may have gained more
+	}
 	s.loaded.Store(now)
 	if anew {
 		s.refusals.keep(now.shown.index)

@@ -107,7 +107,7 @@ func (s *Server) releaseBy(ctx context.Context, e limit.Ending, by, domain, op s
 // settling is givingBack for what usage may settle.
 func (s *Server) settling(u limit.Usage) (after func()) {
 	if s.unasked != nil && len(u.Limits) > 0 { // by their names: any that the lease has reserved of
-		return s.unasked.GiveAny()
+		return s.unasked.GiveAny(u.Domain)
 	}
 	return s.givingBack(keysOf(u.Checks))
 }
