@@ -192,7 +192,10 @@ func (r *runner) most(t target) (float64, error) {
 	return m.PerSecond, nil
 }
 
-const floorName = "floor"
+const (
+	floorName = "floor"
+	maxPID    = 1 << 22 // of Linux; no process has it
+)
 
 // target is a server to measure.
 type target struct {
@@ -228,6 +231,9 @@ func parseTargets(args []string) ([]target, error) {
 		}
 		if err := errors.Join(err, err2); err != nil {
 			return nil, fmt.Errorf("%q: %w", arg, err)
+		}
+		if t.pid < 1 || t.pid > maxPID || t.redis != "" && (t.redisPID < 1 || t.redisPID > maxPID) {
+			return nil, fmt.Errorf("%q: a process id is 1 to %d", arg, maxPID)
 		}
 		if seen[t.name] {
 			return nil, fmt.Errorf("two servers are named %q", t.name)

@@ -166,15 +166,23 @@ func countCommands(address string) (commands, error) {
 	if err != nil {
 		return commands{}, err
 	}
-	var n commands
+	n, err := parseCommands(info)
+	if err != nil {
+		return commands{}, fmt.Errorf("redis at %s: commandstats: %w", address, err)
+	}
+	return n, nil
+}
+
+func parseCommands(info string) (n commands, err error) {
 	for line := range strings.Lines(info) {
 		name, counts, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
 		if !ok {
 			continue
 		}
-		calls, err := strconv.ParseInt(counts[:strings.IndexByte(counts, ',')], 10, 64)
+		counts, _, _ = strings.Cut(counts, ",")
+		calls, err := strconv.ParseInt(counts, 10, 64)
 		if err != nil {
-			return commands{}, fmt.Errorf("redis at %s: commandstats: %w", address, err)
+			return commands{}, err
 		}
 		switch name, _, _ = strings.Cut(name, "|"); name {
 		case "info": // this one
