@@ -26,7 +26,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 dir=$(mktemp -d)
 readonly root dir
 readonly kept=$root/bench/kept.json
-declare -A pids # of the servers, by name
+declare -A pids=() # of the servers, by name
 
 main() {
   local redis_server
