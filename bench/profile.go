@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// profile runs one scenario on one server, and meanwhile writes to the folder
-// o.profile what the server's admin port tells: cpu.pb.gz, and allocs.pb.gz with the
-// allocations of the window alone.
+// profile runs one scenario on one server, and writes to the folder o.profile what
+// the server's admin port tells: cpu.pb.gz of the window, and all allocations until
+// its begin and its end, allocs-before.pb.gz and allocs.pb.gz.
 func profile(o options, servers []target, s scenario, window time.Duration) error {
 	if len(servers) != 1 || servers[0].name == floorName {
 		return errors.New("name the one server to profile")
@@ -30,16 +30,18 @@ func profile(o options, servers []target, s scenario, window time.Duration) erro
 	seconds := int(math.Ceil(window.Seconds()))
 	ctx, cancel := context.WithTimeout(context.Background(), window+time.Minute)
 	defer cancel()
-	fetched := make(chan error, 2)
-	fetch := func(page, file string) {
-		fetched <- download(ctx, fmt.Sprintf("http://%s/debug/pprof/%s?seconds=%d", o.admin, page, seconds), filepath.Join(o.profile, file))
+	fetch := func(page, file string) error {
+		return download(ctx, "http://"+o.admin+"/debug/pprof/"+page, filepath.Join(o.profile, file))
 	}
+	// Allocations are known up to the last collection: gc=1 has one run.
+	const allocations = "heap?gc=1"
+	cpu := make(chan error, 1)
 	begin := func() error {
-		go fetch("profile", "cpu.pb.gz")
-		go fetch("allocs", "allocs.pb.gz")
-		return nil
+		err := fetch(allocations, "allocs-before.pb.gz")
+		go func() { cpu <- fetch(fmt.Sprintf("profile?seconds=%d", seconds), "cpu.pb.gz") }()
+		return err
 	}
-	end := func() error { return errors.Join(<-fetched, <-fetched) }
+	end := func() error { return errors.Join(<-cpu, fetch(allocations, "allocs.pb.gz")) }
 	var d decided
 	if s.rate > 0 {
 		d, err = l.open(s.rate, window, begin, end)

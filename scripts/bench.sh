@@ -168,7 +168,7 @@ profile() {
   local store=${STORE:-redis} seconds=${BENCH_SECONDS:-10} target weir admin_address grpc
   [[ $store == redis || $store == memory ]] || die "STORE=$store is neither redis nor memory"
   mkdir -p "$out"
-  rm -f "$out"/{cpu,allocs}.pb.gz "$out/perf.data"
+  rm -f "$out"/{cpu,allocs,allocs-before}.pb.gz "$out/perf.data"
   CGO_ENABLED=0 go -C "$root/bench" build -trimpath -ldflags '-s -w' -o "$dir/" .
   build 0 "$root"
   if [[ $store == redis ]]; then
@@ -191,7 +191,7 @@ profile() {
   echo
   go tool pprof -top -nodecount=30 "$out/weir" "$out/cpu.pb.gz"
   echo
-  go tool pprof -top -nodecount=30 -sample_index=alloc_space "$out/weir" "$out/allocs.pb.gz"
+  go tool pprof -top -nodecount=30 -sample_index=alloc_space -base "$out/allocs-before.pb.gz" "$out/weir" "$out/allocs.pb.gz"
   if [[ $store == redis ]]; then
     echo
     profile_redis
