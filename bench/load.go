@@ -40,6 +40,14 @@ type load struct {
 	drain   time.Duration // drainTime if 0
 }
 
+// patience is how long the load waits for its last answers.
+func (l *load) patience() time.Duration {
+	if l.drain == 0 {
+		return drainTime
+	}
+	return l.drain
+}
+
 // decided is what callers saw in the window of a run.
 type decided struct {
 	latencies []time.Duration // of decisions, in no order
@@ -150,18 +158,14 @@ func (l *load) start(f func(i int, c *caller) error) (wait func() error, err err
 		})
 	}
 	return func() error {
-		drain := l.drain
-		if drain == 0 {
-			drain = drainTime
-		}
-		late := time.AfterFunc(drain, hangUp)
+		late := time.AfterFunc(l.patience(), hangUp)
 		work.Wait()
 		inTime := late.Stop()
 		hangUp()
 		for _, err := range errs {
 			switch {
 			case err != nil && !inTime:
-				return fmt.Errorf("%w after %v: %w", errHungUp, drain, err)
+				return fmt.Errorf("%w after %v: %w", errHungUp, l.patience(), err)
 			case err != nil:
 				return err
 			}
@@ -189,9 +193,9 @@ func (c *caller) decide(now time.Time, subject int) error {
 	if err := c.call(now, rls.RateLimitService_ShouldRateLimit_FullMethodName, c.request); err != nil {
 		return err
 	}
-	c.bypassed = bytes.Contains(c.answer, []byte("bypass_reason"))
-	if code := overallCode(c.answer); code != c.want && !c.bypassed {
-		return fmt.Errorf("the answer is %v, want %v", code, c.want)
+	var err error
+	if c.bypassed, err = c.check(c.answer); err != nil {
+		return err
 	}
 	if !c.release || c.bypassed {
 		return nil
@@ -209,6 +213,16 @@ func (c *caller) decide(now time.Time, subject int) error {
 	c.end = protowire.AppendTag(c.end[:0], 1, protowire.BytesType) // lease_ids of a ReleaseRequest
 	c.end = protowire.AppendString(c.end, lease)
 	return c.call(now, weirv1.LeaseService_Release_FullMethodName, c.end)
+}
+
+// check tells whether an answer was given without the store. Any other than the wanted
+// one is an error.
+func (l *load) check(answer []byte) (bypassed bool, err error) {
+	bypassed = bytes.Contains(answer, []byte("bypass_reason"))
+	if code := overallCode(answer); code != l.want && !bypassed {
+		return bypassed, fmt.Errorf("the answer is %v, want %v", code, l.want)
+	}
+	return bypassed, nil
 }
 
 func (c *caller) call(now time.Time, method string, request []byte) error {

@@ -19,7 +19,6 @@ const (
 	million      = 1_000_000
 	firstOfMany  = 1_000_000
 	usualCallers = 64
-	openCallers  = 512 // the most decisions of an open loop that are under way at once
 	fillTime     = 2 * time.Minute
 )
 
@@ -62,8 +61,8 @@ func scenarios(callers []int, rate float64) []scenario {
 		list = append(list, with(func(s *scenario) { s.callers = n }))
 	}
 	return append(list,
-		with(func(s *scenario) { s.half, s.callers = true, openCallers }),
-		with(func(s *scenario) { s.rate, s.callers = rate, openCallers }),
+		with(func(s *scenario) { s.half = true }),
+		with(func(s *scenario) { s.rate = rate }),
 		with(func(s *scenario) { s.name, s.keys = "three buckets", "account path tenant" }),
 		with(func(s *scenario) {
 			s.name, s.keys, s.want = "one refused key", "refused", rls.RateLimitResponse_OVER_LIMIT
