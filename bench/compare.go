@@ -13,14 +13,15 @@ type metric struct {
 	name  string
 	value func(r result) float64
 	more  bool // is better
-	open  bool // is told of open loops; the others of closed ones
+	// Whether it tells something of closed and of open loops.
+	closed, open bool
 }
 
 var metrics = []metric{
-	{"decisions", func(r result) float64 { return r.OfFloor }, true, false},
-	{"CPU", func(r result) float64 { return r.CPUOfFloor }, false, false},
-	{"Redis CPU", func(r result) float64 { return r.RedisCPUOfFloor }, false, false},
-	{"p99", func(r result) float64 { return r.P99OfFloor }, false, true},
+	{"decisions", func(r result) float64 { return r.OfFloor }, true, true, false},
+	{"CPU", func(r result) float64 { return r.CPUOfFloor }, false, true, true},
+	{"Redis CPU", func(r result) float64 { return r.RedisCPUOfFloor }, false, true, true},
+	{"p99", func(r result) float64 { return r.P99OfFloor }, false, false, true},
 }
 
 // change is how one metric of a scenario on a server has changed.
@@ -45,8 +46,11 @@ func compare(before, now []measurement) []change {
 		}
 		b := before[i]
 		for _, m := range metrics {
+			if n.Rate > 0 && !m.open || n.Rate == 0 && !m.closed {
+				continue
+			}
 			c := change{scenario: n.Scenario, server: n.Server, metric: m.name, before: m.value(b.Median), now: m.value(n.Median)}
-			if c.before == 0 || c.now == 0 || m.open != (n.Rate > 0) {
+			if c.before == 0 || c.now == 0 {
 				continue
 			}
 			// One round has no spread, so that it tells nothing.

@@ -54,12 +54,12 @@ func TestOnlyWhatWasMeasuredBothTimesIsCompared(t *testing.T) {
 	}
 }
 
-func TestAnOpenLoopIsComparedByItsP99(t *testing.T) {
+func TestAnOpenLoopIsComparedByCPUAndP99(t *testing.T) {
 	m := measured("s", "memory", 1, 1)
 	m.Rate = 2000
 	list := compare([]measurement{m}, []measurement{m})
-	if len(list) != 1 || list[0].metric != "p99" || list[0].ratio() != 1 {
-		t.Errorf("compared by %+v, want p99 alone, unchanged", list)
+	if len(list) != 2 || list[0].metric != "CPU" || list[1].metric != "p99" || list[1].ratio() != 1 {
+		t.Errorf("compared by %+v, want CPU and p99, unchanged", list)
 	}
 }
 

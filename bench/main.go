@@ -17,6 +17,9 @@ import (
 func main() {
 	// The generator's garbage would be collected on the servers' CPUs.
 	debug.SetGCPercent(800)
+	flag.Usage = func() { // an error is told already
+		fmt.Fprintln(os.Stderr, "bench: scripts/bench.sh runs it, and says what can be set")
+	}
 	var o options
 	flag.StringVar(&o.callers, "callers", "1 8 64 256", "how many callers ask at once")
 	flag.Float64Var(&o.seconds, "seconds", 2, "of each measurement")
