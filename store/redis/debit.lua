@@ -28,25 +28,25 @@ local function debit_own_bucket(key, packed, capacity, scale, refill, hits)
 end
 
 local function write_of_window(key, state, length)
-  local reset = state.start + length - now -- WindowState.ResetAfterMillis
-  if state.previous and state.count > 0 then reset = reset + length end
-  return {key, pack_window(state.start, state.count, state.previous), reset + SLACK}
+  local reset = state[START] + length - now -- WindowState.ResetAfterMillis
+  if state[PREVIOUS] and state[COUNT] > 0 then reset = reset + length end
+  return {key, pack_window(state[START], state[COUNT], state[PREVIOUS]), reset + SLACK}
 end
 
 -- WindowState.Charge
 local function debit_window(key, state, length, hits)
-  local count = state.count + hits
-  state.count = min(MAX_EXACT, max(0, count))
-  if state.previous then state.previous = max(0, state.previous + min(0, count)) end
+  local count = state[COUNT] + hits
+  state[COUNT] = min(MAX_EXACT, max(0, count))
+  if state[PREVIOUS] then state[PREVIOUS] = max(0, state[PREVIOUS] + min(0, count)) end
   return write_of_window(key, state, length)
 end
 
 -- WindowState.Settle; nil if the window that began at start does not count any more
 local function settle_window(key, state, length, start, difference)
-  if start == state.start then
-    state.count = min(MAX_EXACT, max(0, state.count + difference))
-  elseif state.previous and start == state.start - length then
-    state.previous = min(MAX_EXACT, max(0, state.previous + difference))
+  if start == state[START] then
+    state[COUNT] = min(MAX_EXACT, max(0, state[COUNT] + difference))
+  elseif state[PREVIOUS] and start == state[START] - length then
+    state[PREVIOUS] = min(MAX_EXACT, max(0, state[PREVIOUS] + difference))
   else
     return nil
   end

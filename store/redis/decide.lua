@@ -39,8 +39,10 @@
 -- include common.lua
 -- include bucket.lua
 
+local FORMAT = string.char(WRITES)
+
 -- A bucket's state. A limit is packed by the caller: it is the same for many subjects.
-local function pack_bucket(level, limit, millis) return '\WRITES' .. pack(level) .. limit .. pack(millis) end
+local function pack_bucket(level, limit, millis) return FORMAT .. pack(level) .. limit .. pack(millis) end
 
 -- Strings, by key, as they are now. What is not there is looked for once more: it may be of
 -- another type, which is an error.

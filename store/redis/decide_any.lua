@@ -19,9 +19,9 @@ end
 
 -- WindowState.Counted
 local function counted(state, length)
-  if not state.previous then return state.count end
-  local passed = part_of(state.previous, max(0, now - state.start), length)
-  return min(MAX_EXACT, state.count + (state.previous - passed))
+  if not state[PREVIOUS] then return state[COUNT] end
+  local passed = part_of(state[PREVIOUS], max(0, now - state[START]), length)
+  return min(MAX_EXACT, state[COUNT] + (state[PREVIOUS] - passed))
 end
 
 -- leftFor: the quotient is below 2^35, so a double is off by 1 at most, which part_of tells.
@@ -33,10 +33,10 @@ end
 
 -- WindowState.RetryAfterMillis
 local function window_retry(state, maximum, hits, length)
-  local ends, room = state.start + length, maximum - hits
-  if not state.previous then return ends - now end
-  if state.count <= room then return ends - left_for(state.previous, room - state.count, length) - now end
-  return ends + length - left_for(state.count, room, length) - now
+  local ends, room = state[START] + length, maximum - hits
+  if not state[PREVIOUS] then return ends - now end
+  if state[COUNT] <= room then return ends - left_for(state[PREVIOUS], room - state[COUNT], length) - now end
+  return ends + length - left_for(state[COUNT], room, length) - now
 end
 
 -- A set, and how many of its expired members are to be removed by this request, at most budget.
@@ -64,6 +64,10 @@ local REAP = 64 -- expired members removed a request, at most
 local OPERATION_LIFE = 60000
 
 local FIELDS = 10 -- of a check
+
+-- The fields of a bucket and of slots, behind the first three of window.lua.
+local LEVEL, MILLIS = 4, 5
+local SET_OF, LIVE = 4, 5
 
 local function decide(at, args)
   local n, token, with = args[1], args[2], args[3]
@@ -103,17 +107,19 @@ local function decide(at, args)
       return {5}
     end
   end
-  local states, passed = {}, {}       -- by the index of the key; by that of the check's first field
-  local refused, groups = false, nil  -- groups: whether one of the quota group is over
+  -- States by the index of the key, and which checks passed; with room, since to grow takes time.
+  local states, passed = {false, false, false, false}, {false, false, false, false}
+  local refused, groups = false, nil -- groups: whether one of the quota group is over
+  local c = 0
   for a = from, upto, FIELDS do
     local kind, k, hits, mode, x, y = args[a], args[a + 1], args[a + 2], args[a + 3], args[a + 4], args[a + 5]
     local state, pass = states[k], nil
     if kind == 'b' then
       if not state then
         local level, millis, write = bucket_at(get(KEYS[at + k]), x, y, args[a + 6])
-        state = {level = level, millis = millis, write = write, charged = false, reserved = false}
+        state = {write, false, false, level, millis}
       end
-      pass = bucket_passes(state.level, x, y, hits)
+      pass = bucket_passes(state[LEVEL], x, y, hits)
     elseif kind == 'c' then
       if not state then
         local set, found = count(KEYS[at + k], budget)
@@ -122,16 +128,17 @@ local function decide(at, args)
           reaped = reaped or {}
           reaped[set] = found
         end
-        state = {set = set, live = set.all - set.ended, charged = false, held = false}
+        state = {false, false, false, set, set.all - set.ended}
       end
-      pass = hits < 0 or state.live < x
+      pass = hits < 0 or state[LIVE] < x
     else
       if not state then state = window_at(get(KEYS[at + k]), y, kind == 's') end
       pass = hits < 0 or x > 0 and hits <= x and counted(state, y) + hits <= x
     end
     states[k] = state
     pass = pass or replay ~= nil
-    passed[a] = pass
+    c = c + 1
+    passed[c] = pass
     if mode == '' then
       refused = refused or not pass
     elseif mode ~= 's' then
@@ -149,44 +156,46 @@ local function decide(at, args)
 
   -- Charge, each state once.
   local slots, reserved, ahead = nil, nil, nil
+  c = 0
   for a = from, replay and 0 or upto, FIELDS do
+    c = c + 1
     local kind, hits, x, y, z = args[a], args[a + 2], args[a + 4], args[a + 5], args[a + 6]
-    local pass, k = passed[a], args[a + 1]
+    local pass, k = passed[c], args[a + 1]
     local window = kind == 'w' or kind == 's'
     local over = window and z == 1 and args[a + 3] ~= 's' and not pass and not gone
     if over or pass and not refused then
       local state = states[k]
       if kind == 'b' then
-        if hits ~= 0 and not state.charged then
-          state.level, state.write, state.charged = charged(state.level, x, y, hits), true, true
+        if hits ~= 0 and not state[CHARGED] then
+          state[LEVEL], state[WRITE], state[CHARGED] = charged(state[LEVEL], x, y, hits), true, true
         end
       elseif window then
-        if hits ~= 0 and not state.charged then
-          local count = state.count + hits
-          state.count = min(MAX_EXACT, max(0, count))
-          if count < 0 and state.previous then state.previous = max(0, state.previous + count) end
-          state.write, state.charged = true, true
-          if state.start > now then
+        if hits ~= 0 and not state[CHARGED] then
+          local count = state[COUNT] + hits
+          state[COUNT] = min(MAX_EXACT, max(0, count))
+          if count < 0 and state[PREVIOUS] then state[PREVIOUS] = max(0, state[PREVIOUS] + count) end
+          state[WRITE], state[CHARGED] = true, true
+          if state[START] > now then
             ahead = ahead or {}
-            ahead[KEYS[at + k]] = state.start
+            ahead[KEYS[at + k]] = state[START]
           end
         end
-      elseif hits >= 0 and not state.charged then
-        state.live, state.charged, state.held = state.live + 1, true, true
+      elseif hits >= 0 and not state[CHARGED] then
+        state[LIVE], state[CHARGED], state[WRITE] = state[LIVE] + 1, true, true
         life = min(life or y, y)
         slots = slots or {}
         local s = #slots
         slots[s + 1], slots[s + 2], slots[s + 3] = KEYS[at + k], args[a + 8], z
       end
       local reserve = args[a + 7]
-      if reserve > 0 and hits >= 0 and not refused and not state.reserved then
-        state.reserved = true
+      if reserve > 0 and hits >= 0 and not refused and not state[RESERVED] then
+        state[RESERVED] = true
         life = min(life or reserve, reserve)
         reserved = reserved or {}
         local r = #reserved
         reserved[r + 1], reserved[r + 2], reserved[r + 3], reserved[r + 4] = KEYS[at + k], args[a + 8], hits, 0
         if kind == 'b' then reserved[r + 5], reserved[r + 6], reserved[r + 7] = x, y, z
-        else reserved[r + 5], reserved[r + 6], reserved[r + 7] = y, state.start, state.previous and -1 or 0 end
+        else reserved[r + 5], reserved[r + 6], reserved[r + 7] = y, state[START], state[PREVIOUS] and -1 or 0 end
       end
     end
   end
@@ -198,29 +207,31 @@ local function decide(at, args)
   end
   local reply = {replay and 3 or gone and 2 or refused and 0 or 1, expired, life or 0}
   local r = 3
+  c = 0
   for a = from, upto, FIELDS do
+    c = c + 1
     local kind, k, hits, x, y = args[a], args[a + 1], args[a + 2], args[a + 4], args[a + 5]
-    local state, pass = states[k], passed[a]
+    local state, pass = states[k], passed[c]
     local remaining, retry, reset = 0, 0, 0
     if kind == 'b' then
-      remaining, retry, reset = told_of_bucket(state.level, state.millis, x, y, args[a + 6], hits, pass)
-      if state.write then
-        put(KEYS[at + k], pack_bucket(state.level, args[a + 9], state.millis), reset + SLACK)
-        state.write = false
+      remaining, retry, reset = told_of_bucket(state[LEVEL], state[MILLIS], x, y, args[a + 6], hits, pass)
+      if state[WRITE] then
+        put(KEYS[at + k], pack_bucket(state[LEVEL], args[a + 9], state[MILLIS]), reset + SLACK)
+        state[WRITE] = false
       end
     elseif kind == 'c' then
-      if state.held then
-        add(state.set, now + life, token, life + SLACK)
-        state.held = false
+      if state[WRITE] then
+        add(state[SET_OF], now + life, token, life + SLACK)
+        state[WRITE] = false
       end
-      remaining = max(0, x - state.live)
+      remaining = max(0, x - state[LIVE])
     else
-      local previous = state.previous
-      reset = state.start + y - now
-      if previous and state.count > 0 then reset = reset + y end
-      if state.write then
-        put(KEYS[at + k], pack_window(state.start, state.count, previous), reset + SLACK)
-        state.write = false
+      local previous = state[PREVIOUS]
+      reset = state[START] + y - now
+      if previous and state[COUNT] > 0 then reset = reset + y end
+      if state[WRITE] then
+        put(KEYS[at + k], pack_window(state[START], state[COUNT], previous), reset + SLACK)
+        state[WRITE] = false
       end
       remaining = max(0, x - counted(state, y))
       if not pass and x > 0 and hits <= x then retry = window_retry(state, x, hits, y) end

@@ -50,7 +50,7 @@ end}
 		again := strings.NewReplacer(
 			"local READS, WRITES = 1, 1", fmt.Sprintf("local READS, WRITES = %d, %d", reads, writes),
 			"local function pack_state(...) return pack(WRITES, ...) end", "local function pack_state(...) return pack_all(WRITES, ...) end",
-			`local function pack_bucket(level, limit, millis) return '\WRITES' .. pack(level) .. limit .. pack(millis) end`, `
+			"local function pack_bucket(level, limit, millis) return FORMAT .. pack(level) .. limit .. pack(millis) end", `
 local function pack_bucket(level, limit, millis)
   local capacity, scale, refill = cmsgpack.unpack(limit)
   return pack_state(level, capacity, scale, refill, millis)

@@ -24,7 +24,7 @@ local function reset(at, ...)
     if kind == 'w' or kind == 's' then
       local packed = call('GET', key)
       -- WindowState.Reset: its windows can still be settled in.
-      if packed then windows[#windows + 1] = {key, window_at(packed, length, kind == 's').start, kind == 's'} end
+      if packed then windows[#windows + 1] = {key, window_at(packed, length, kind == 's')[START], kind == 's'} end
     else
       gone[#gone + 1] = key
     end

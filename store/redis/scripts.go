@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"embed"
 	"regexp"
 	"strings"
@@ -46,6 +47,7 @@ func source(name string) string {
 var (
 	constants = regexp.MustCompile(`(?m)^local ([A-Z_, ]+) = ([0-9, ]+?)( *--.*)?$`)
 	comments  = regexp.MustCompile(`(?m)^ *--.*\n`)
+	words     = regexp.MustCompile(`'[^'\n]*'|\b[A-Z][A-Z_]+\b`) // and texts, as they are
 )
 
 // fold puts numbers in the place of constants. A function of Redis's Lua looks for each local that
@@ -54,16 +56,15 @@ var (
 func fold(source string) string {
 	shebang, rest, _ := strings.Cut(source, "\n")
 	rest = comments.ReplaceAllString(rest, "")
-	var pairs []string
+	values := make(map[string]string)
 	for _, m := range constants.FindAllStringSubmatch(rest, -1) {
-		values := strings.Split(m[2], ", ")
+		numbers := strings.Split(m[2], ", ")
 		for i, name := range strings.Split(m[1], ", ") {
-			pairs = append(pairs, name, values[i])
+			values[name] = numbers[i]
 		}
 	}
-	rest = constants.ReplaceAllString(rest, "")
-	for i := 0; i < len(pairs); i += 2 {
-		rest = regexp.MustCompile(`\b`+pairs[i]+`\b`).ReplaceAllString(rest, pairs[i+1])
-	}
+	rest = words.ReplaceAllStringFunc(constants.ReplaceAllString(rest, ""), func(word string) string {
+		return cmp.Or(values[word], word)
+	})
 	return shebang + "\n" + rest
 }
