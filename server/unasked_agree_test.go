@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"weir/limit"
@@ -107,6 +108,20 @@ type traceAnswer struct {
 	err      string
 }
 
+// questionOf reads a message.
+func questionOf(t *testing.T, m *rls.RateLimitRequest) *question {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := new(question)
+	if err := q.read(b); err != nil {
+		t.Fatal(err)
+	}
+	return q
+}
+
 func (w *traceWorld) decide(t *testing.T, s *Server, m *rls.RateLimitRequest, operation limit.Operation) traceAnswer {
 	t.Helper()
 	var d decided
@@ -118,10 +133,10 @@ func (w *traceWorld) decide(t *testing.T, s *Server, m *rls.RateLimitRequest, op
 			e := one.GetEntries()[0]
 			r.Descriptors = append(r.Descriptors, policy.Descriptor{Entries: []limit.Entry{{Key: e.GetKey(), Value: e.GetValue()}}, Hits: one.GetHitsAddend().GetValue(), HasHits: true})
 		}
-		d, err = s.decide(t.Context(), s.policies(), r, asker{operation: operation})
+		d, err = s.decide(t.Context(), s.loaded.Load(), r, asker{operation: operation})
 	} else {
 		var a answered
-		a, err = rateLimit{Server: s}.answer(t.Context(), m)
+		a, err = rateLimit{Server: s}.answer(t.Context(), questionOf(t, m))
 		d = a.decided
 	}
 	if err != nil {
@@ -309,7 +324,7 @@ func (p *agreement) lease() {
 			told[i] = fmt.Sprint(s.reset(p.t.Context(), "d", held.Checks))
 		}
 		if len(message.GetDescriptors()) > 0 {
-			a, err := rateLimit{Server: s}.answer(p.t.Context(), message)
+			a, err := rateLimit{Server: s}.answer(p.t.Context(), questionOf(p.t, message))
 			told[i] = fmt.Sprint(a.decision, err)
 		}
 	}

@@ -50,14 +50,18 @@ func BenchmarkScripts(b *testing.B) {
 		{"three buckets", func(i int) []*call {
 			subject := fmt.Sprintf("account=a%09d", i%10_000)
 			return []*call{s.decideCall(limit.Request{Domain: "ai", Checks: []limit.Check{
-				check(bucket, "b", subject), check(bucket, "x", subject), check(bucket, "y", subject)}})}
+				check(bucket, "b", subject), check(bucket, "x", subject), check(bucket, "y", subject),
+			}})}
 		}},
 		{"bucket+lane+pool and release", func(i int) []*call {
 			subject := fmt.Sprintf("account=a%09d", i%10_000)
 			lease := limit.NewLeaseID("ai", [16]byte{1: byte(i), byte(i >> 8), byte(i >> 16), byte(i >> 24)})
-			return []*call{s.decideCall(limit.Request{Domain: "ai", Lease: lease, Checks: []limit.Check{
-				check(bucket, "b", subject), check(lane, "c", subject), check(pool, "p", "all")}}),
-				s.releaseCall(limit.Ending{Lease: lease})}
+			return []*call{
+				s.decideCall(limit.Request{Domain: "ai", Lease: lease, Checks: []limit.Check{
+					check(bucket, "b", subject), check(lane, "c", subject), check(pool, "p", "all"),
+				}}),
+				s.releaseCall(limit.Ending{Lease: lease}),
+			}
 		}},
 	} {
 		for _, size := range []int{1, maxBatch} {
