@@ -176,9 +176,7 @@ func (s *Server) askStore(ctx context.Context, timeout time.Duration, r limit.Re
 		err = s.observed(ctx, opDecide, func() error { return decide(ctx) })
 	} else {
 		err = s.callBy(ctx, s.loaded.Load().of(r.Domain).breaker(), opDecide, func() error {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
-			defer cancel()
-			err := decide(ctx)
+			err := decide(store.Until(ctx, time.Now().Add(timeout)))
 			if timeout < s.storeTimeout && errors.Is(err, context.DeadlineExceeded) {
 				err = fmt.Errorf("%w: %w", errHurried, err)
 			}

@@ -314,8 +314,8 @@ type slow struct{ store.Store }
 
 func (s *slow) Decide(ctx context.Context, r limit.Request) (limit.Decision, error) {
 	if end, ok := ctx.Deadline(); ok && time.Until(end) < time.Second {
-		<-ctx.Done()
-		return limit.Decision{}, fmt.Errorf("%w: %w", store.ErrUnavailable, ctx.Err())
+		<-time.After(time.Until(end))
+		return limit.Decision{}, fmt.Errorf("%w: %w", store.ErrUnavailable, context.DeadlineExceeded)
 	}
 	return s.Store.Decide(ctx, r)
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"weir/limit"
 )
@@ -61,6 +62,21 @@ func CheckUsage(u limit.Usage) error {
 	}
 	return nil
 }
+
+// Until returns a context with the values of ctx that is never done but by its deadline: its Done
+// tells nothing, and its Err is nil, so that it needs no timer. A store ends a call at the
+// deadline of its context, as well as when that is done.
+func Until(ctx context.Context, deadline time.Time) context.Context {
+	return until{context.WithoutCancel(ctx), deadline}
+}
+
+type until struct {
+	context.Context
+	deadline time.Time
+}
+
+// Deadline implements [context.Context].
+func (u until) Deadline() (time.Time, bool) { return u.deadline, true }
 
 // Store decides requests and looks after leases. Its methods may be called at
 // once from many goroutines. A cancelled or expired ctx ends a call with an

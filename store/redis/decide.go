@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -16,7 +17,9 @@ func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, er
 	if err := store.CheckRequest(r); err != nil {
 		return limit.Decision{}, fmt.Errorf("redis: decide: %w", err)
 	}
-	reply, err := s.do(ctx, s.decideCall(r))
+	c := s.decideCall(r)
+	defer c.free()
+	reply, err := s.do(ctx, c)
 	if err != nil {
 		return limit.Decision{}, fmt.Errorf("redis: decide: %w", err)
 	}
@@ -44,7 +47,7 @@ func (s *Store) decideCall(r limit.Request) *call {
 		a.string(string(r.Operation.Body[:]))
 		a.int(int64(r.Operation.Attempt))
 	}
-	c.keys = make([]string, 0, len(r.Checks)+4)
+	c.keys = slices.Grow(c.keys, len(r.Checks)+4)
 	var seen map[string]int // only for requests that are not small
 	if len(r.Checks) > 8 {
 		seen = make(map[string]int, len(r.Checks))

@@ -21,9 +21,17 @@ const (
 	flat   = 1000       // items: more are an array
 )
 
-func (p *packer) begin() {
+// head makes room for the header.
+func (p *packer) head() {
 	if p.bytes == nil {
-		p.bytes = make([]byte, header, 128)
+		p.bytes = make([]byte, 0, 128)
+	}
+	p.bytes = append(p.bytes, make([]byte, header)...)
+}
+
+func (p *packer) begin() {
+	if len(p.bytes) == 0 {
+		p.head()
 	}
 	p.n++
 }
@@ -75,8 +83,8 @@ func (p *packer) packed(add func()) {
 
 // item is the number of keys and all that was added.
 func (p *packer) item(keys int) []byte {
-	if p.bytes == nil {
-		p.bytes = make([]byte, header)
+	if len(p.bytes) == 0 {
+		p.head()
 	}
 	p.bytes[0], p.bytes[number], p.bytes[2*number] = 0xce, 0xdd, 0xce
 	binary.BigEndian.PutUint32(p.bytes[1:], uint32(keys))

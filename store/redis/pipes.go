@@ -6,6 +6,7 @@ import (
 	"crypto/sha1" // Redis names scripts by it
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"runtime"
 	"slices"
@@ -76,10 +77,12 @@ type call struct {
 	asking  bool // the server is told that it is asked although it does not own the slot yet
 	alone   bool // it shares no script call: others' keys may be elsewhere by now
 
-	reply unpacker
-	err   error
-	sent  bool          // it may have been sent, and so may have run
-	ready chan struct{} // closed when there is a reply or an error
+	reply    unpacker
+	err      error
+	answered bool          // the caller has them
+	timer    *time.Timer   // of the caller that waits; or nil
+	sent     bool          // it may have been sent, and so may have run
+	ready    chan struct{} // has room for one, which says that there is a reply or an error
 
 	// settled is swapped once, by the caller that leaves or by the worker
 	// that answers, whoever is first.
@@ -91,7 +94,27 @@ type call struct {
 }
 
 func newCall(script *script, keys ...string) *call {
-	return &call{script: script, keys: keys, ready: make(chan struct{})}
+	c, _ := calls.Get().(*call)
+	c.script = script
+	c.keys = append(c.keys, keys...)
+	return c
+}
+
+// calls have been answered, and are used again with their memory.
+var calls = sync.Pool{New: func() any { return &call{ready: make(chan struct{}, 1)} }}
+
+// maxKept is how many bytes of arguments, and how many keys, an unused call keeps.
+const maxKept = 1 << 10
+
+// free is called when nothing of a call is needed any more. One whose caller has left is still
+// on its way, and never used again.
+func (c *call) free() {
+	if !c.answered || cap(c.keys) > maxKept || cap(c.args.bytes) > maxKept {
+		return
+	}
+	clear(c.keys)
+	*c = call{ready: c.ready, timer: c.timer, keys: c.keys[:0], args: packer{bytes: c.args.bytes[:0]}}
+	calls.Put(c)
 }
 
 // key returns the 1-based index of key in c.keys, where it is added if it is new.
@@ -114,7 +137,7 @@ func (c *call) key(key string, seen map[string]int) int {
 
 // again makes a call ready to be sent once more: it has not run.
 func (c *call) again() {
-	c.ready = make(chan struct{})
+	c.answered = false
 	c.settled.Store(false)
 }
 
@@ -148,20 +171,20 @@ func (p *pipes) do(ctx context.Context, c *call) (unpacker, error) {
 	if err := p.queue(c); err != nil {
 		return unpacker{}, err
 	}
-	quiet := p.listen(c.silence)
-	defer quiet.stop()
+	w := p.watch(ctx, c)
+	defer w.stop()
 	for {
 		var why error
 		select {
 		case <-c.ready:
+			c.answered = true
 			return c.reply, c.err
 		case <-ctx.Done():
 			why = ctx.Err()
-		case <-quiet.check:
-			if !quiet.tooLong() {
+		case <-w.check:
+			if why = w.over(); why == nil {
 				continue
 			}
-			why = errSilent
 		}
 		if c.settled.CompareAndSwap(false, true) {
 			p.mu.Lock()
@@ -170,6 +193,7 @@ func (p *pipes) do(ctx context.Context, c *call) (unpacker, error) {
 			return unpacker{}, fmt.Errorf("%w: no answer yet: %w", store.ErrUnavailable, why)
 		}
 		<-c.ready // the answer came at the same moment
+		c.answered = true
 		return c.reply, c.err
 	}
 }
@@ -267,37 +291,66 @@ func (p *pipes) waits() int {
 // errSilent says that the server has answered nobody for as long as a call waits.
 var errSilent = fmt.Errorf("the server is silent: %w", os.ErrDeadlineExceeded)
 
-// listener tells whether a server has been silent since somebody began to wait for it.
-type listener struct {
+// watch tells whether a call has waited for too long: until a deadline, or for a server that is
+// silent. All times are since the start of its pipes.
+type watch struct {
 	pipes   *pipes
-	silence time.Duration
-	from    time.Duration
-	timer   *time.Timer
-	check   <-chan time.Time // it is time to look whether it was tooLong
+	silence time.Duration    // 0: for as long as it is
+	from    time.Duration    // when it began
+	end     time.Duration    // 0: none
+	timer   *time.Timer      // nil: it never says a thing
+	check   <-chan time.Time // it is time to look whether it is over
 }
 
-// listen returns a listener that is stopped by stop; with no silence it never says a
-// thing.
-func (p *pipes) listen(silence time.Duration) listener {
-	if silence <= 0 {
-		return listener{}
+// watch begins a watch of c, which has waited from now on. A ctx without an end of its own
+// may have a deadline, see [store.Store].
+func (p *pipes) watch(ctx context.Context, c *call) watch {
+	w := watch{pipes: p, silence: c.silence, from: time.Since(p.start)}
+	if end, ok := ctx.Deadline(); ok {
+		w.end = max(1, end.Sub(p.start))
 	}
-	timer := time.NewTimer(silence)
-	return listener{p, silence, time.Since(p.start), timer, timer.C}
-}
-
-// tooLong reports whether the server has answered nobody for as long as the silence.
-func (l listener) tooLong() bool {
-	left := max(l.from, time.Duration(l.pipes.heard.Load())) + l.silence - time.Since(l.pipes.start)
-	if left > 0 {
-		l.timer.Reset(left)
+	if w.silence <= 0 && w.end == 0 {
+		return w
 	}
-	return left <= 0
+	left := w.left(w.from)
+	if c.timer == nil {
+		c.timer = time.NewTimer(left)
+	} else {
+		c.timer.Reset(left)
+	}
+	w.timer, w.check = c.timer, c.timer.C
+	return w
 }
 
-func (l listener) stop() {
-	if l.timer != nil {
-		l.timer.Stop()
+// left is how long it is at least until the watch is over.
+func (w *watch) left(now time.Duration) time.Duration {
+	left := time.Duration(math.MaxInt64)
+	if w.silence > 0 {
+		left = max(w.from, time.Duration(w.pipes.heard.Load())) + w.silence - now
+	}
+	if w.end > 0 {
+		left = min(left, w.end-now)
+	}
+	return left
+}
+
+// over returns why the watch is over, or nil.
+func (w *watch) over() error {
+	now := time.Since(w.pipes.start)
+	left := w.left(now)
+	switch {
+	case left > 0:
+		w.timer.Reset(left)
+		return nil
+	case w.end > 0 && now >= w.end:
+		return context.DeadlineExceeded
+	}
+	return errSilent
+}
+
+func (w *watch) stop() {
+	if w.timer != nil {
+		w.timer.Stop()
 	}
 }
 
@@ -334,7 +387,7 @@ func (p *pipes) send(batch []*call, within time.Duration) {
 		reply, err := c.reply, c.err
 		undo, unknown := c.undo, c.mayHaveRun(err)
 		left := !c.settled.CompareAndSwap(false, true)
-		close(c.ready) // from here on it is the caller's, who may send it again
+		c.ready <- struct{}{} // from here on it is the caller's, who may send it again
 		if undo != nil && (left && err == nil || unknown) {
 			undo(reply, err)
 		}
@@ -439,7 +492,7 @@ func (p *pipes) close(within time.Duration) (ended bool) {
 	for _, c := range p.waiting[p.head:] {
 		if c.settled.CompareAndSwap(false, true) {
 			c.fail(errClosed)
-			close(c.ready)
+			c.ready <- struct{}{}
 		}
 	}
 	p.waiting, p.head = nil, 0

@@ -54,17 +54,23 @@ func (s *scriptCall) command(ctx context.Context, now string) *goredis.Cmd {
 	args := make([]any, 0, 4+s.keys+len(s.calls))
 	args = append(args, name, s, s.keys)
 	for _, c := range s.calls {
-		for _, k := range c.keys {
-			args = append(args, k)
+		for i := range c.keys {
+			args = append(args, &c.keys[i]) // a pointer needs no memory of its own
 		}
 	}
 	args = append(args, now)
 	for _, c := range s.calls {
-		args = append(args, c.args.item(len(c.keys)))
+		args = append(args, (*item)(c))
 	}
 	s.cmd = goredis.NewCmd(ctx, args...)
 	return s.cmd
 }
+
+// item is a call that go-redis writes as an argument.
+type item call
+
+// MarshalBinary returns the item, as common.lua says.
+func (i *item) MarshalBinary() ([]byte, error) { return i.args.item(len(i.keys)), nil }
 
 // answer gives each call its part of the reply.
 func (s *scriptCall) answer() {
