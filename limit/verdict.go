@@ -87,7 +87,9 @@ func Judge(checks []Check, d Decision, estimate func(Check) time.Duration) Verdi
 			n++
 		}
 	}
-	v.Violations = slices.Grow(v.Violations, n)
+	if n > 0 {
+		v.Violations = make([]Violation, 0, n)
+	}
 	var wait *Violation            // the longest of those that must all have passed
 	var quotas map[int][]Violation // by group, of which one is enough; most requests have none
 	for i, c := range checks {

@@ -108,13 +108,22 @@ type tails struct {
 	inner []inners // by the index of the end
 }
 
+// manyInner is how many patterns with one head and one tail are compared one after the other
+// at most.
+const manyInner = 128
+
 // inners are the patterns with one head and one tail, by their places.
 type inners struct {
 	list []pattern
-	// Of more than few, those with a text between stars are found by the longest of
-	// these: list has the rest then.
-	parts  affixes
-	byPart [][]pattern
+	// Of more than manyInner, those with a text between stars are here: list has the rest.
+	index *parts
+}
+
+// parts are patterns by the longest text between their stars.
+type parts struct {
+	texts  affixes
+	lists  [][]pattern // by the index of the text
+	begins [256]bool   // the first bytes of texts
 }
 
 // newGlobs returns the set of patterns, which come by their places.
@@ -137,19 +146,24 @@ func newGlobs(list []pattern) globs {
 }
 
 func newInners(list []pattern) inners {
-	if len(list) <= few {
+	if len(list) <= manyInner {
 		return inners{list: list}
 	}
-	byPart, parts := group(list, func(p pattern) string {
-		return slices.MaxFunc(strings.Split(p.inner, "*"), func(a, b string) int { return cmp.Compare(len(a), len(b)) })
+	byPart, texts := group(list, func(p pattern) (longest string) {
+		for part := range strings.SplitSeq(p.inner, "*") {
+			if len(part) > len(longest) {
+				longest = part
+			}
+		}
+		return longest
 	})
-	in := inners{list: byPart[""]}
-	parts = slices.DeleteFunc(parts, func(part string) bool { return part == "" })
-	in.parts = newAffixes(parts, strings.Compare, strings.HasPrefix)
-	for _, part := range in.parts.texts {
-		in.byPart = append(in.byPart, byPart[part])
+	texts = slices.DeleteFunc(texts, func(text string) bool { return text == "" })
+	index := &parts{texts: newAffixes(texts, strings.Compare, strings.HasPrefix)}
+	for _, text := range index.texts.texts {
+		index.lists = append(index.lists, byPart[text])
+		index.begins[text[0]] = true
 	}
-	return in
+	return inners{byPart[""], index}
 }
 
 // group returns the patterns by what of tells of them, and that, each once.
@@ -180,12 +194,15 @@ func (g *globs) find(text, value string, best *node) *node {
 
 func (in *inners) find(text, value string, best *node) *node {
 	best = scan(in.list, text, value, best)
-	if len(in.byPart) == 0 {
+	if in.index == nil {
 		return best
 	}
 	for i := range len(text) {
-		for p := in.parts.longest(text[i:]); p >= 0; p = in.parts.shorter[p] {
-			best = scan(in.byPart[p], text, value, best)
+		if !in.index.begins[text[i]] {
+			continue
+		}
+		for p := in.index.texts.longest(text[i:]); p >= 0; p = in.index.texts.shorter[p] {
+			best = scan(in.index.lists[p], text, value, best)
 		}
 	}
 	return best

@@ -2,6 +2,8 @@ package policy
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -13,7 +15,7 @@ import (
 func FuzzManyPatterns(f *testing.F) {
 	f.Add("k=a*\nk=*a\nk=*aa*\nk=a*a\nk*=aa\nk*\n*=*\nk=aaa")
 	var many strings.Builder
-	for i := range 40 {
+	for i := range manyInner + 10 {
 		fmt.Fprintf(&many, "k=*%d*\n*%d*=v\nk=x*%d*y\nk=*%d\n", i, i, i, i)
 	}
 	f.Add(many.String() + "k=x3917y")
@@ -21,7 +23,7 @@ func FuzzManyPatterns(f *testing.F) {
 	f.Add(strings.Repeat("k=a*\n", 20) + "k=" + strings.Repeat("a", 300))
 	f.Fuzz(func(t *testing.T, text string) {
 		lines := strings.Split(text, "\n")
-		if len(lines) > 300 || len(text) > 5000 {
+		if len(lines) > 1000 || len(text) > 10_000 {
 			return
 		}
 		var parent node
@@ -57,13 +59,17 @@ func (g *globs) compared(text string) (patterns, steps int) {
 			steps++
 			in := &tails.inner[e]
 			patterns += len(in.list)
-			if len(in.byPart) == 0 {
+			if in.index == nil {
 				continue
 			}
 			middle := rest[:len(rest)-len(tails.ends.texts[e])]
 			for i := range len(middle) {
-				for p := in.parts.longest(middle[i:]); p >= 0; p = in.parts.shorter[p] {
-					patterns += len(in.byPart[p])
+				if !in.index.begins[middle[i]] {
+					continue
+				}
+				steps++
+				for p := in.index.texts.longest(middle[i:]); p >= 0; p = in.index.texts.shorter[p] {
+					patterns += len(in.index.lists[p])
 				}
 			}
 		}
@@ -71,7 +77,33 @@ func (g *globs) compared(text string) (patterns, steps int) {
 	return patterns, steps
 }
 
-// A request is compared with as few patterns among 10,000 as among 100, whatever they look
+// Patterns with one head and one tail are told apart by what is between.
+func TestManyPatternsThatBeginAndEndAlikeAreToldApart(t *testing.T) {
+	found := 0
+	for seed := range uint64(10) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		var parent node
+		for range 2 * manyInner {
+			parent.add(&node{key: "k", value: "*" + randomText(r, "abcd*", 8) + "*"})
+		}
+		parent.indexed()
+		for range 100 {
+			e := limit.Entry{Key: "k", Value: randomText(r, "abcd", 10)}
+			want := plainWildcard(&parent, e)
+			if got := parent.wildcard(e); got != want {
+				t.Fatalf("%+v leads to %+v, want %+v", e, got, want)
+			}
+			if want != nil {
+				found++
+			}
+		}
+	}
+	if found < 100 {
+		t.Errorf("%d texts had a pattern, want many", found)
+	}
+}
+
+// A request is compared with as few patterns among 10,000 as among 1,000, whatever they look
 // like.
 func TestARequestIsComparedWithFewOfManyPatterns(t *testing.T) {
 	for _, tt := range []struct{ pattern, value string }{
@@ -82,7 +114,7 @@ func TestARequestIsComparedWithFewOfManyPatterns(t *testing.T) {
 		{"a*/customer-%d/*b*c", "a b /customer-77/ b c"},
 		{"*", "x"},
 	} {
-		for _, n := range []int{100, 10_000} {
+		for _, n := range []int{1000, 10_000} {
 			var parent node
 			for i := range n {
 				value := tt.pattern
@@ -98,9 +130,8 @@ func TestARequestIsComparedWithFewOfManyPatterns(t *testing.T) {
 				t.Fatalf("%d policies like %s have no index", n, tt.pattern)
 			}
 			for _, e := range []limit.Entry{{Key: "k", Value: tt.value}, {Key: "k77", Value: tt.value}, {Key: tt.value, Value: "v"}} {
-				want := plainWildcard(&parent, e)
-				if got := parent.wildcard(e); got != want || got == nil {
-					t.Errorf("%+v of %d leads to %+v, want %+v", e, n, got, want)
+				if got := parent.wildcard(e); got == nil || !glob(got.key, e.Key) || !glob(got.value, e.Value) {
+					t.Errorf("%+v of %d leads to %+v, want a policy that it matches", e, n, got)
 				}
 			}
 			for _, g := range []*globs{&parent.index.keys["k"].globbed, &parent.index.keys["k77"].globbed, &parent.index.globbed} {
@@ -114,21 +145,22 @@ func TestARequestIsComparedWithFewOfManyPatterns(t *testing.T) {
 
 // To match among 10,000 policies takes as many pieces of memory as to match the only one.
 func TestAMatchTakesNoMoreMemoryOfManyPolicies(t *testing.T) {
-	for _, tt := range []struct{ policy, key, value string }{
-		{"{key: account, value: customer-%d, token_bucket: {capacity: 5, refill: 1/s}}", "account", "customer-0"},
-		{"{key: account-%d, token_bucket: {capacity: 5, refill: 1/s}}", "account-0", "x"},
-		{"{key: path, value: '/customer-%d/*', token_bucket: {capacity: 5, refill: 1/s}}", "path", "/customer-0/orders"},
-	} {
+	shapes := []struct{ policy, key, value string }{
+		{"key: account, value: customer-%d", "account", "customer-%d"},
+		{"key: account-%d", "account-%d", "x"},
+		{"key: path, value: '/customer-%d/*'", "path", "/customer-%d/orders"},
+	}
+	for i, tt := range shapes {
 		taken := func(n int) float64 {
 			var b strings.Builder
 			b.WriteString("domain: d\ndescriptors:\n")
-			for i := range n {
-				fmt.Fprintf(&b, "  - "+tt.policy+"\n", i)
+			for j := i; j < i+n; j++ {
+				fmt.Fprintf(&b, "  - {"+shapes[j%len(shapes)].policy+", token_bucket: {capacity: 5, refill: 1/s}}\n", j)
 			}
 			s := mustParse(t, b.String())
-			r := request(tt.key, tt.value)
+			r := request(strings.Replace(tt.key, "%d", strconv.Itoa(i), 1), strings.Replace(tt.value, "%d", strconv.Itoa(i), 1))
 			if m := s.Match(r); len(m.Checks) != 1 {
-				t.Fatalf("%s=%s of %d meets %+v, want one check", tt.key, tt.value, n, m.Checks)
+				t.Fatalf("%+v of %d meets %+v, want one check", r, n, m.Checks)
 			}
 			return testing.AllocsPerRun(100, func() { s.Match(r) })
 		}
