@@ -35,16 +35,13 @@ func FuzzManyPatterns(f *testing.F) {
 		}
 		key, value, _ := strings.Cut(lines[len(lines)-1], "=")
 		e := limit.Entry{Key: key, Value: value}
-		want := plainWildcard(&parent, e)
-		if got := parent.wildcard(e); got != want {
-			t.Errorf("one after the other: %+v, want %+v", got, want)
-		}
 		if len(parent.wild) == 0 {
 			return
 		}
+		want := parent.wildcard(e) // one after the other
 		parent.index = newWildcards(parent.wild)
 		if got := parent.wildcard(e); got != want {
-			t.Errorf("by the index: %+v, want %+v", got, want)
+			t.Errorf("%+v leads to %+v, want %+v", e, got, want)
 		}
 	})
 }
