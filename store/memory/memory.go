@@ -45,7 +45,7 @@ var _ store.Store = (*Store)(nil)
 type state struct {
 	bucket limit.BucketState
 	window limit.WindowState
-	slots  slots
+	slots  *slots // nil before the first
 	known  known
 	used   map[string]int64 // the limits that a stream's usage was charged to or settled of, by key, and until when (ms) that counts
 	// charged and reserved are the last decision that did so, so that each does so once.
@@ -249,12 +249,15 @@ func (s *Store) Inspect(_ context.Context, checks []limit.Check) ([]limit.State,
 		case limit.Window:
 			found[i] = st.window.Inspect(l, c.Hits, now)
 		case limit.Concurrency:
-			live := st.slots[st.slots.expired(now):]
-			first := make([]limit.Slot, 0, min(len(live), limit.MaxHolders))
-			for _, m := range live[:cap(first)] {
+			live := st.slots.live(now)
+			first := make([]limit.Slot, 0, min(live, limit.MaxHolders))
+			for m := range st.slots.alive(now) {
+				if len(first) == cap(first) {
+					break
+				}
 				first = append(first, limit.Slot{Token: m.token, Expiry: m.expiry})
 			}
-			found[i] = l.Inspect(int64(len(live)), first, now)
+			found[i] = l.Inspect(live, first, now)
 		}
 	}
 	return found, nil
