@@ -61,7 +61,7 @@ func BenchmarkMessage(b *testing.B) {
 // What one answer costs to write.
 func BenchmarkAppend(b *testing.B) {
 	full := limit.Result{}
-	bucket, slots, shared := aBucket("account", 10), lane("account", 3), pool("pool", 200)
+	bucket, slots, shared := aBucket("account", 10), lane("account", 3), pool("pool", 100)
 	var many [][]decided
 	for i := range 1000 {
 		many = append(many, []decided{{aBucket("account"+strconv.Itoa(i), 10), passed(9, time.Second)}})
