@@ -40,12 +40,23 @@ const maxPlain = 64
 // [Hashed] values as # and the 22 of their digest (a # in a text is escaped, so
 // nobody can forge either).
 func Key(domain string, l Limit, subject []Entry) string {
-	return KeyOf(KeyPrefix(domain, l), subject)
+	var room [256]byte // for most keys, so that only the key itself is allocated
+	return string(appendSubject(appendKeyPrefix(room[:0], domain, l), subject))
 }
 
 // KeyPrefix begins the names of the states that l keeps in domain.
 func KeyPrefix(domain string, l Limit) string {
-	b := appendDomain(make([]byte, 0, 64), domain)
+	return string(appendKeyPrefix(make([]byte, 0, 64), domain, l))
+}
+
+// KeyOf returns the [Key] of the subject that begins with this [KeyPrefix].
+func KeyOf(prefix string, subject []Entry) string {
+	var room [256]byte
+	return string(appendSubject(append(room[:0], prefix...), subject))
+}
+
+func appendKeyPrefix(b []byte, domain string, l Limit) []byte {
+	b = appendDomain(b, domain)
 	switch l := l.(type) {
 	case TokenBucket:
 		b = append(b, "b:"...)
@@ -64,13 +75,10 @@ func KeyPrefix(domain string, l Limit) string {
 	case Concurrency:
 		b = append(b, "c:"...)
 	}
-	return string(b)
+	return b
 }
 
-// KeyOf returns the [Key] of the subject that begins with this [KeyPrefix].
-func KeyOf(prefix string, subject []Entry) string {
-	var room [256]byte // for most keys, so that only the key itself is allocated
-	b := append(room[:0], prefix...)
+func appendSubject(b []byte, subject []Entry) []byte {
 	for i, e := range subject {
 		if i > 0 {
 			b = append(b, ',')
@@ -84,7 +92,7 @@ func KeyOf(prefix string, subject []Entry) string {
 		}
 		b = appendEscaped(b, e.Value, maxPlain)
 	}
-	return string(b)
+	return b
 }
 
 // LeaseKey is the name of a lease's record.

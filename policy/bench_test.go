@@ -112,3 +112,35 @@ func BenchmarkMatch(b *testing.B) {
 		})
 	}
 }
+
+// What a request costs by how many policies there are, of each look.
+func BenchmarkMatchAmong(b *testing.B) {
+	for _, tt := range []struct{ name, policy, key, value string }{
+		{"values", "key: account, value: customer-%d", "account", "customer-%d"},
+		{"keys", "key: account-%d", "account-%d", "x"},
+		{"prefixes", "key: path, value: '/customer-%d/*'", "path", "/customer-%d/orders"},
+		{"suffixes", "key: user, value: '*@customer-%d.example'", "user", "alice@customer-%d.example"},
+		{"parts", "key: path, value: '*/customer-%d/*'", "path", "GET /customer-%d/orders"},
+		{"patterns of keys", "key: 'customer-%d-*', value: v", "customer-%d-x", "v"},
+	} {
+		for _, n := range []int{1, 100, 10_000} {
+			var text strings.Builder
+			text.WriteString("domain: d\ndescriptors:\n")
+			for i := range n {
+				fmt.Fprintf(&text, "  - {"+tt.policy+", token_bucket: {capacity: 5, refill: 1/s}}\n", i)
+			}
+			s := mustParse(b, text.String())
+			middle := fmt.Sprint(n / 2)
+			r := request(strings.ReplaceAll(tt.key, "%d", middle), strings.ReplaceAll(tt.value, "%d", middle))
+			if m := s.Match(r); len(m.Checks) != 1 {
+				b.Fatalf("%+v meets %+v, want one check", r, m.Checks)
+			}
+			b.Run(fmt.Sprintf("%s/%d", tt.name, n), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					s.Match(r)
+				}
+			})
+		}
+	}
+}
