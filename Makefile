@@ -31,6 +31,7 @@ build: ## build bin/weir, one static binary
 .PHONY: test
 test: servers ## run the tests, with the race detector, in a random order
 	source $(TOOLS)/env.sh; WEIR_REQUIRE_TOOLS=1 go test -race -shuffle=on -timeout 20m ./...
+	go -C bench test -race -shuffle=on -timeout 5m ./...
 
 .PHONY: faults
 faults: servers ## break networks and Redises under load, COUNT times (1); make test does it once too
@@ -45,8 +46,16 @@ fuzz: servers ## run every fuzz target for FUZZTIME (30s)
 	source $(TOOLS)/env.sh; WEIR_REQUIRE_TOOLS=1 scripts/fuzz.sh $(FUZZTIME)
 
 .PHONY: bench
-bench: servers ## run the benchmarks
+bench: servers ## measure weir beside a server that does nothing, and compare with what was kept
 	source $(TOOLS)/env.sh; scripts/bench.sh
+
+.PHONY: bench-keep
+bench-keep: servers ## the same, and keep it in bench/kept.json
+	source $(TOOLS)/env.sh; BENCH_KEEP=1 scripts/bench.sh
+
+.PHONY: profile
+profile: servers ## profile weir in one SCENARIO (one bucket), with CALLERS (64), on STORE (redis)
+	source $(TOOLS)/env.sh; scripts/bench.sh profile
 
 .PHONY: demo
 demo: ## run docker-compose.yml, and show what weir does (needs Docker)

@@ -6,48 +6,10 @@ import (
 	"unicode/utf8"
 
 	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
-
-// UnmarshalRequest reads a message as it came, into an empty m. As protobuf has it a text is
-// UTF-8, and Go keeps to that; Envoy does not look, and sends what stands in a header
-// (RFC 9110, section 5.5: any bytes from 0x80). If such a message were turned down,
-// its sender would pass unasked: so a value of an entry may be any bytes here, and
-// they are its value. Other texts are Envoy's own.
-func UnmarshalRequest(message []byte, m *rls.RateLimitRequest) error {
-	err := proto.Unmarshal(message, m)
-	if err == nil {
-		return nil
-	}
-	// Again, with texts in the place of the values; as many bytes, so that the rest
-	// stays as it is.
-	message = bytes.Clone(message)
-	var values []string
-	for descriptor := range parts(message, 2) {
-		for entry := range parts(descriptor, 1) {
-			value := ""
-			for v := range parts(entry, 2) { // the last counts
-				value = string(v)
-				if !utf8.Valid(v) {
-					mark(v)
-				}
-			}
-			values = append(values, value)
-		}
-	}
-	if proto.Unmarshal(message, m) != nil {
-		return err
-	}
-	for _, d := range m.GetDescriptors() {
-		for _, e := range d.GetEntries() {
-			e.Value, values = values[0], values[1:]
-		}
-	}
-	return nil
-}
 
 // UnmarshalLog reads a message of the access log as it came, into an empty m. It too
 // may have bytes of a client's in its texts (in 1.40 x-request-id). Nothing here reads
@@ -103,17 +65,6 @@ func contents(message []byte) iter.Seq2[protowire.Number, []byte] {
 				}
 			}
 			message = message[tag+size:]
-		}
-	}
-}
-
-// parts are the contents of the fields with one number.
-func parts(message []byte, number protowire.Number) iter.Seq[[]byte] {
-	return func(yield func([]byte) bool) {
-		for n, part := range contents(message) {
-			if n == number && !yield(part) {
-				return
-			}
 		}
 	}
 }

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"weir/limit"
@@ -34,61 +32,91 @@ type Ask struct {
 	places []int
 }
 
-// Decode reads a message. Its errors are for the sender: they say what is wrong,
+// SetDomain has the domain of the message be an equal text.
+func (a *Ask) SetDomain(domain string) {
+	a.Request.Domain, a.Usage.Domain = domain, domain
+	for i := range a.Endings {
+		if e := &a.Endings[i]; e.Domain != "" { // it is that of the message
+			e.Domain = domain
+		}
+	}
+}
+
+// Decoder reads messages, one after the other, and uses its memory again. The zero value
+// is ready to use, by one goroutine at a time.
+type Decoder struct {
+	request request
+	asked   []policy.Descriptor
+	places  []int
+}
+
+// Read reads a message from the wire. It keeps nothing of it. An error is [ErrNoMessage],
+// or means that the message has more than MaxFields or MaxParts.
+func (r *Decoder) Read(message []byte) error { return r.request.read(message) }
+
+// mostKept is how many descriptors and entries a Decoder keeps the memory of.
+const mostKept = 64
+
+// Forget lets go of the message, so that the Decoder may wait for the next one.
+func (r *Decoder) Forget() {
+	clear(r.request.entries)
+	clear(r.asked)
+	if cap(r.request.entries) > mostKept || cap(r.request.descriptors) > mostKept || cap(r.asked) > mostKept {
+		*r = Decoder{}
+	}
+	r.request.domain = ""
+}
+
+// Decode tells what the message asks for that was read last, as long as it is not forgotten
+// and no other is read; it is called once a message. Its texts are parts of one text, the whole message: whoever
+// keeps one for long should keep a copy. Its errors are for the sender: they say what is wrong,
 // where, and what to do, and repeat none of its texts. They are for
 // INVALID_ARGUMENT.
-func Decode(m *rls.RateLimitRequest) (Ask, error) {
-	descriptors := m.GetDescriptors()
-	if err := CheckDomain(m.GetDomain()); err != nil {
+func (r *Decoder) Decode() (Ask, error) {
+	m := &r.request
+	if err := CheckDomain(m.domain); err != nil {
 		return Ask{}, err
 	}
-	if err := CheckDescriptors(len(descriptors)); err != nil {
+	if err := CheckDescriptors(len(m.descriptors)); err != nil {
 		return Ask{}, err
 	}
-	total := 0
-	for i, d := range descriptors {
-		if err := CheckEntries(len(d.GetEntries())); err != nil {
+	for i, d := range m.descriptors {
+		if err := CheckEntries(d.to - d.from); err != nil {
 			return Ask{}, fmt.Errorf("descriptors[%d].%w", i, err)
 		}
-		total += len(d.GetEntries())
 	}
 
+	r.asked, r.places = r.asked[:0], r.places[:0]
 	a := Ask{
-		Request: policy.Request{
-			Domain:      m.GetDomain(),
-			Hits:        uint64(m.GetHitsAddend()),
-			Descriptors: make([]policy.Descriptor, 0, len(descriptors)),
-		},
-		Usage:  policy.Request{Domain: m.GetDomain()},
-		places: make([]int, len(descriptors)),
+		Request: policy.Request{Domain: m.domain, Hits: uint64(m.hits)},
+		Usage:   policy.Request{Domain: m.domain},
 	}
-	entries := make([]limit.Entry, 0, total) // of all descriptors, one after the other
-	for i, d := range descriptors {
-		a.places[i] = -1
-		from := len(entries)
-		var r reserved
-		for j, e := range d.GetEntries() {
-			key := e.GetKey()
-			if err := CheckKey(j, key); err != nil {
+	for i := range m.descriptors {
+		d := &m.descriptors[i]
+		r.places = append(r.places, -1)
+		var reserved reserved
+		to := d.from // those that are not reserved move up
+		for j, e := range m.entries[d.from:d.to] {
+			if err := CheckKey(j, e.Key); err != nil {
 				return Ask{}, fmt.Errorf("descriptors[%d].%w", i, err)
 			}
-			if !strings.HasPrefix(key, limit.ReservedPrefix) {
-				entries = append(entries, limit.Entry{Key: key, Value: e.GetValue()})
-			} else if err := r.add(key, e.GetValue()); err != nil {
+			if !strings.HasPrefix(e.Key, limit.ReservedPrefix) {
+				m.entries[to] = e
+				to++
+			} else if err := reserved.add(e.Key, e.Value); err != nil {
 				return Ask{}, fmt.Errorf("descriptors[%d]: %w", i, err)
 			}
 		}
-		if r.stream != "" {
-			if a.Stream != "" && a.Stream != r.stream {
+		own := m.entries[d.from:to:to]
+		if reserved.stream != "" {
+			if a.Stream != "" && a.Stream != reserved.stream {
 				return Ask{}, fmt.Errorf("descriptors[%d]: %s is another than before; a message is about one stream", i, keyStream)
 			}
-			a.Stream = r.stream
+			a.Stream = reserved.stream
 		}
-		own := entries[from:len(entries):len(entries)]
 		switch {
-		case r.event == eventRelease:
-			entries = entries[:from]
-			ending, err := r.ending(m.GetDomain())
+		case reserved.event == eventRelease:
+			ending, err := reserved.ending(m.domain)
 			if err != nil {
 				return Ask{}, fmt.Errorf("descriptors[%d]: %w", i, err)
 			}
@@ -96,8 +124,8 @@ func Decode(m *rls.RateLimitRequest) (Ask, error) {
 				a.Endings = append(a.Endings, ending)
 			}
 			continue
-		case r.event == eventUsage:
-			id, err := r.usage(m.GetDomain(), d, own)
+		case reserved.event == eventUsage:
+			id, err := reserved.usage(m.domain, d.hasHits, own)
 			if err != nil {
 				return Ask{}, fmt.Errorf("descriptors[%d]: %w", i, err)
 			}
@@ -108,23 +136,24 @@ func Decode(m *rls.RateLimitRequest) (Ask, error) {
 		case len(own) == 0:
 			continue
 		}
-		asked, err := decodeDescriptor(d, own)
+		asked, err := d.decode(own)
 		if err != nil {
 			return Ask{}, fmt.Errorf("descriptors[%d].%w", i, err)
 		}
-		if r.event == eventUsage {
+		if reserved.event == eventUsage {
 			a.Usage.Descriptors = append(a.Usage.Descriptors, asked)
 			continue
 		}
-		a.places[i] = len(a.Request.Descriptors)
-		a.Request.Descriptors = append(a.Request.Descriptors, asked)
+		r.places[i] = len(r.asked)
+		r.asked = append(r.asked, asked)
 	}
+	a.Request.Descriptors, a.places = r.asked, r.places
 	return a, nil
 }
 
-// decodeDescriptor reads what is not in the entries.
-func decodeDescriptor(d *ratelimit.RateLimitDescriptor, entries []limit.Entry) (policy.Descriptor, error) {
-	window, err := override(d.GetLimit())
+// decode reads what is not in the entries.
+func (d *asSent) decode(entries []limit.Entry) (policy.Descriptor, error) {
+	window, err := d.override()
 	if err != nil {
 		return policy.Descriptor{}, fmt.Errorf("limit: %w", err)
 	}
@@ -132,9 +161,9 @@ func decodeDescriptor(d *ratelimit.RateLimitDescriptor, entries []limit.Entry) (
 		Entries: entries,
 		// ratelimit.proto: "If set the value will override the request level
 		// hits_addend."
-		Hits:     d.GetHitsAddend().GetValue(),
-		HasHits:  d.GetHitsAddend() != nil,
-		Negative: d.GetIsNegativeHits(),
+		Hits:     d.hits,
+		HasHits:  d.hasHits,
+		Negative: d.negative,
 		Override: window,
 	}, nil
 }
@@ -212,13 +241,13 @@ func (r *reserved) ending(domain string) (limit.Ending, error) {
 
 // usage reads a descriptor of usage: under which lease it was used, if it says so. The
 // stream finds a lease of the domain, too.
-func (r *reserved) usage(domain string, d *ratelimit.RateLimitDescriptor, own []limit.Entry) (limit.LeaseID, error) {
+func (r *reserved) usage(domain string, hasHits bool, own []limit.Entry) (limit.LeaseID, error) {
 	switch {
 	case r.stream == "":
 		return "", fmt.Errorf("usage names no stream, so that it could be charged twice; send %s", keyStream)
 	case len(own) == 0:
 		return "", errors.New("usage has no entries of its own; send those of the limits to settle")
-	case d.GetHitsAddend() == nil:
+	case !hasHits:
 		return "", errors.New("usage has no hits_addend of its own; send how much was used")
 	case r.lease == "":
 		return "", nil
@@ -253,12 +282,12 @@ func endedEarly(outcome string) bool {
 var ofDownstream = []string{"downstream_", "http1.", "http2.", "http3.", "codec_error", "overload"}
 
 // override reads the limit that a descriptor brings along; nil for none.
-func override(l *ratelimit.RateLimitDescriptor_RateLimitOverride) (*limit.Window, error) {
-	if l == nil {
+func (d *asSent) override() (*limit.Window, error) {
+	if !d.hasLimit {
 		return nil, nil
 	}
 	var unit limit.Unit
-	switch l.GetUnit() {
+	switch typev3.RateLimitUnit(d.limit.unit) {
 	case typev3.RateLimitUnit_SECOND:
 		unit = limit.Second
 	case typev3.RateLimitUnit_MINUTE:
@@ -272,14 +301,14 @@ func override(l *ratelimit.RateLimitDescriptor_RateLimitOverride) (*limit.Window
 	case typev3.RateLimitUnit_YEAR:
 		unit = limit.Year
 	default: // UNKNOWN too: no window can be made of it
-		return nil, fmt.Errorf("unit %d is no unit of time; use one of SECOND, MINUTE, HOUR, DAY, MONTH, YEAR", l.GetUnit())
+		return nil, fmt.Errorf("unit %d is no unit of time; use one of SECOND, MINUTE, HOUR, DAY, MONTH, YEAR", typev3.RateLimitUnit(d.limit.unit))
 	}
-	multiplier := int64(l.GetUnitMultiplier().GetValue())
+	multiplier := int64(d.limit.multiplier)
 	if multiplier == 0 {
 		// ratelimit.proto: "If not specified, defaults to 1."
 		multiplier = 1
 	}
-	w, err := limit.NewWindow(int64(l.GetRequestsPerUnit()), unit, multiplier)
+	w, err := limit.NewWindow(int64(d.limit.perUnit), unit, multiplier)
 	if err != nil {
 		return nil, err
 	}

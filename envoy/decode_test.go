@@ -229,7 +229,7 @@ func TestAMessageIsReadAsItIsMeant(t *testing.T) {
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := Decode(tt.in)
+			got, err := decode(tt.in)
 			if err != nil {
 				t.Fatalf("Decode(%v) = %v", tt.in, err)
 			}
@@ -285,7 +285,7 @@ func TestTheLargestMessageIsRead(t *testing.T) {
 	for range MaxDescriptors {
 		m.Descriptors = append(m.Descriptors, full)
 	}
-	a, err := Decode(m)
+	a, err := decode(m)
 	if err != nil {
 		t.Fatalf("Decode = %v", err)
 	}
@@ -344,7 +344,7 @@ func TestAWrongMessageIsAnErrorThatSaysTheRemedy(t *testing.T) {
 		{name: "usage of nothing", in: ask(withHits(descriptor("weir.event", "usage", "weir.stream_id", "s"), 5)), want: "descriptors[0]: usage has no entries of its own; send those of the limits to settle"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := Decode(tt.in)
+			got, err := decode(tt.in)
 			if err == nil {
 				t.Fatalf("Decode(%v) = %+v, want error %q", tt.in, got, tt.want)
 			}
@@ -363,11 +363,18 @@ func BenchmarkDecode(b *testing.B) {
 			m.Descriptors = append(m.Descriptors, descriptor("account", fmt.Sprint(i), "plan", "trial"))
 		}
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			message := marshal(b, m)
+			var d Decoder
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := Decode(m); err != nil {
+				err := d.Read(message)
+				if err == nil {
+					_, err = d.Decode()
+				}
+				if err != nil {
 					b.Fatal(err)
 				}
+				d.Forget()
 			}
 		})
 	}

@@ -122,7 +122,7 @@ func TestStatusesKeepTheirPlace(t *testing.T) {
 }
 
 func TestAMessageOfReleasesAloneIsAdmitted(t *testing.T) {
-	a, err := Decode(ask(descriptor("weir.event", "release", "weir.lease_id", leaseText)))
+	a, err := decode(ask(descriptor("weir.event", "release", "weir.lease_id", leaseText)))
 	if err != nil {
 		t.Fatal(err)
 	}

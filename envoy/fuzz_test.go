@@ -33,7 +33,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte{2, 0, 7, 1, 3, 8, 9, 1, 2, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m := new(rls.RateLimitRequest)
-		if UnmarshalRequest(data, m) == nil {
+		if unmarshal(data, m) == nil {
 			testDecode(t, m)
 		}
 		testDecode(t, madeUp(data))
@@ -72,7 +72,7 @@ func madeUp(data []byte) *rls.RateLimitRequest {
 
 func testDecode(t *testing.T, m *rls.RateLimitRequest) {
 	t.Helper()
-	a, err := Decode(m)
+	a, err := (&Decoder{request: requestOf(m)}).Decode()
 	if err != nil {
 		if !utf8.ValidString(err.Error()) {
 			t.Errorf("Decode(%v) = %q, which is no UTF-8", m, err)

@@ -66,7 +66,7 @@ func (s accessLog) StreamAccessLogs(stream als.AccessLogService_StreamAccessLogs
 			// As when an Envoy dies: what it held waits for other signs, or for its expiry.
 			s.metrics.brokenLogs.Inc()
 			s.log.InfoContext(stream.Context(), "an access log broke off: if its Envoy has died, its leases wait for their expiry",
-				"node", who.GetNode().GetId(), "domain", label(s.policies(), who.GetLogName()), "err", wrong)
+				"node", who.GetNode().GetId(), "domain", s.label(who.GetLogName()), "err", wrong)
 		}
 		return wrong
 	}
@@ -100,7 +100,7 @@ func (s accessLog) read(ctx context.Context, work *tasks, domain string, m *als.
 }
 
 func (s accessLog) count(domain, kind string) {
-	s.metrics.logEntries.WithLabelValues(label(s.policies(), domain), kind).Inc()
+	s.metrics.logEntries.WithLabelValues(s.label(domain), kind).Inc()
 }
 
 // tasks are goroutines, as many at once as fit into free.

@@ -262,12 +262,11 @@ func (s *Server) adminRelease(r *http.Request) (any, error) {
 	})
 	ended := make(map[string]int) // by domain
 	names := make(map[string]map[string]bool)
-	set := s.policies()
 	for i, out := range answer.Results {
 		if out.Result != limit.Released.String() {
 			continue
 		}
-		domain := label(set, ids[i].Domain())
+		domain := s.label(ids[i].Domain())
 		ended[domain]++
 		if names[domain] == nil {
 			names[domain] = make(map[string]bool)

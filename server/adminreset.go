@@ -81,7 +81,7 @@ func (s *Server) reset(ctx context.Context, domain string, checks []limit.Check)
 		return err
 	}
 	s.standby.Reset(checks)
-	label := label(s.policies(), domain)
+	label := s.label(domain)
 	names := make(map[string]bool)
 	for _, c := range checks {
 		names[s.metrics.names.of(label, c.Name)] = true

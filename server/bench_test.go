@@ -38,7 +38,7 @@ descriptors:
 	s.SetPolicy(b.Context(), policy.Reading{Set: set})
 	var handler func(srv any, ctx context.Context, next func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error)
 	registered := registrar(func(desc *grpc.ServiceDesc) { handler = desc.Methods[0].Handler })
-	rateLimit{Server: s}.register(tolerant{registered})
+	rateLimit{Server: s}.register(registered)
 	codec := wire{encoding.GetCodecV2("proto")}
 	for _, keys := range []string{"account", "account path tenant", "refused"} {
 		b.Run(keys, func(b *testing.B) {

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
-	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
@@ -58,8 +57,6 @@ func receive(next func(any) error, into any) error {
 	}
 	var err error
 	switch m := into.(type) {
-	case *rls.RateLimitRequest:
-		err = envoy.UnmarshalRequest(message, m)
 	case *als.StreamAccessLogsMessage:
 		err = envoy.UnmarshalLog(message, m)
 	case proto.Message:
@@ -68,16 +65,19 @@ func receive(next func(any) error, into any) error {
 		return status.Errorf(codes.Internal, "%T is no protobuf", into) // generated code has no such
 	}
 	if err != nil {
-		return toStatus(badRequestf("the message cannot be decoded: it is no valid protobuf, or a text in it is no valid UTF-8"))
+		return toStatus(noMessage())
 	}
 	return nil
 }
 
-// What a message may hold: a little above 1,024 descriptors, or 1,000 leases, and
-// 64 entries in each descriptor.
+func noMessage() error {
+	return badRequestf("the message cannot be decoded: it is no valid protobuf, or a text in it is no valid UTF-8")
+}
+
+// What a message may hold.
 const (
-	maxFields  = 2048
-	maxEntries = 1 << 17
+	maxFields  = envoy.MaxFields
+	maxEntries = envoy.MaxParts
 )
 
 // countFields refuses a message with too many parts before they are decoded: two
@@ -128,8 +128,22 @@ func tooManyEntries() error {
 // received is a message as it came.
 type received struct{ mem.Buffer }
 
-// encoded is a message on the wire that is to be sent.
-type encoded []byte
+// release lets go of its bytes.
+func (r *received) release() {
+	r.Free()
+	r.Buffer = nil
+}
+
+// answer is a message on the wire that is to be sent, once, in one piece of memory with
+// what gRPC wants around it.
+type answer struct {
+	bytes mem.SliceBuffer
+	whole [1]mem.Buffer
+	room  [answerSize]byte
+}
+
+// answerSize is room for the answer about a limit or two.
+const answerSize = 192
 
 // wire is gRPC's codec for protobuf, that leaves a received message alone, and one that is
 // encoded.
@@ -137,8 +151,9 @@ type wire struct{ encoding.CodecV2 }
 
 // Marshal implements [encoding.CodecV2].
 func (w wire) Marshal(m any) (mem.BufferSlice, error) {
-	if b, ok := m.(encoded); ok {
-		return mem.BufferSlice{mem.SliceBuffer(b)}, nil
+	if a, ok := m.(*answer); ok {
+		a.whole[0] = &a.bytes
+		return a.whole[:], nil
 	}
 	return w.CodecV2.Marshal(m)
 }

@@ -27,11 +27,11 @@ type decided struct {
 // judges and counts. Without an answer the standby decides, by the failure modes of
 // the limits: an error means that the request asks for too much, or that its operation
 // may not ask so. Who is the stream or the operation that asks, if one is known.
-func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, who asker) (decided, error) {
+func (s *Server) decide(ctx context.Context, now *loaded, r policy.Request, who asker) (decided, error) {
 	start := time.Now()
 	ctx, span := s.tracer.start(ctx, "decide")
 	defer span.End()
-	m, err := match(set, r)
+	m, err := match(now.set, r)
 	if err != nil {
 		return decided{}, err
 	}
@@ -39,20 +39,20 @@ func (s *Server) decide(ctx context.Context, set *policy.Set, r policy.Request, 
 	if ask.Operation.ID != "" {
 		ask.Operation.Body = limit.BodyOf(m.Checks)
 	}
-	domain := label(set, r.Domain)
+	domain := now.of(r.Domain)
 	d, err := s.askAndWait(ctx, ask)
 	if err != nil {
-		s.metrics.conflicts.WithLabelValues(domain, conflict(err)).Inc()
+		s.metrics.conflicts.WithLabelValues(domain.label, conflict(err)).Inc()
 		return decided{}, badOperation{err}
 	}
 	v := limit.Judge(m.Checks, d, func(c limit.Check) time.Duration { return s.holds.estimate(r.Domain, c) })
-	s.metrics.misused(domain, r, m)
+	s.metrics.misused(domain.label, r, m)
 	s.metrics.decided(domain, m.Checks, d, v)
-	s.noteForPage(domain, m.Checks, d, v)
-	tellSpan(span, domain, m.Checks, d, v)
-	s.metrics.took(ctx, s.metrics.decisionSeconds.WithLabelValues(domain), start)
+	s.noteForPage(domain.label, m.Checks, d, v)
+	tellSpan(span, domain.label, m.Checks, d, v)
+	s.metrics.took(ctx, domain.took(s.metrics), start)
 	if d.Lease != "" && !d.Replayed && ctx.Err() != nil {
-		s.metrics.givenBack.WithLabelValues(domain).Inc()
+		s.metrics.givenBack.WithLabelValues(domain.label).Inc()
 		ask.Lease = d.Lease
 		s.giveBack(ctx, ask)
 	}
@@ -96,7 +96,7 @@ func (s *Server) ask(ctx context.Context, r limit.Request) (limit.Decision, erro
 	}
 	now := time.Now()
 	if d, known := s.unasked.Refuse(r, now); known {
-		s.metrics.unasked.WithLabelValues(label(s.policies(), r.Domain)).Inc()
+		s.metrics.unasked.WithLabelValues(s.label(r.Domain)).Inc()
 		return d, nil
 	}
 	defer s.givingBack(refunded(r.Checks))()
@@ -164,19 +164,27 @@ func (s *Server) askStore(ctx context.Context, timeout time.Duration, r limit.Re
 		r.Stream = ""
 	}
 	var wrong error // of the operation: the store did what it should
-	err = s.call(ctx, "decide", r.Domain, func() (err error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
-		defer cancel()
+	decide := func(ctx context.Context) (err error) {
 		d, err = s.store.Decide(ctx, r)
-		if timeout < s.storeTimeout && errors.Is(err, context.DeadlineExceeded) {
-			err = fmt.Errorf("%w: %w", errHurried, err)
-		}
 		if ofOperation(err) {
 			wrong = err
 			return nil
 		}
 		return err
-	})
+	}
+	if s.instant {
+		err = s.observed(ctx, opDecide, func() error { return decide(ctx) })
+	} else {
+		err = s.callBy(ctx, s.loaded.Load().of(r.Domain).breaker(), opDecide, func() error {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+			defer cancel()
+			err := decide(ctx)
+			if timeout < s.storeTimeout && errors.Is(err, context.DeadlineExceeded) {
+				err = fmt.Errorf("%w: %w", errHurried, err)
+			}
+			return err
+		})
+	}
 	if wrong != nil {
 		return d, wrong
 	}

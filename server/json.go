@@ -53,7 +53,7 @@ func (s *Server) answerJSON(w http.ResponseWriter, r *http.Request) (*rls.RateLi
 	if err := protojson.Unmarshal(body, m); err != nil {
 		return nil, toStatus(badRequestf("the body is no RateLimitRequest in JSON%s", place(err)))
 	}
-	return rateLimit{Server: s}.ShouldRateLimit(r.Context(), m)
+	return rateLimit{Server: s}.message(r.Context(), m)
 }
 
 // place is where an error of the decoder says that it is, if it does. The rest of what

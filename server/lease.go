@@ -30,15 +30,15 @@ type leases struct {
 // Acquire decides whether work may start, as ShouldRateLimit does, and tells it
 // in full.
 func (s leases) Acquire(ctx context.Context, m *weirv1.AcquireRequest) (*weirv1.AcquireResponse, error) {
-	set := s.policies()
-	if set == nil {
+	now := s.loaded.Load()
+	if now.set == nil {
 		return nil, toStatus(errNoPolicy)
 	}
 	r, err := request(m)
 	if err != nil {
 		return nil, toStatus(badRequest{err})
 	}
-	d, err := s.decide(ctx, set, r, asker{operation: limit.Operation{ID: m.GetOperationId(), Attempt: m.GetAttempt()}})
+	d, err := s.decide(ctx, now, r, asker{operation: limit.Operation{ID: m.GetOperationId(), Attempt: m.GetAttempt()}})
 	if err != nil {
 		return nil, toStatus(err)
 	}

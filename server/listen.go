@@ -8,7 +8,6 @@ import (
 	"time"
 
 	als "github.com/envoyproxy/go-control-plane/envoy/service/accesslog/v3"
-	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
@@ -60,8 +59,8 @@ func (s *Server) GRPC() *grpc.Server {
 		grpc.NumStreamWorkers(workers),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.WaitForHandlers(true),
-		grpc.ChainStreamInterceptor(s.ending, s.calls.StreamServerInterceptor(), recovery.StreamServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),
-		grpc.ChainUnaryInterceptor(s.calls.UnaryServerInterceptor(), recovery.UnaryServerInterceptor(recovery.WithRecoveryHandlerContext(s.recovered))),
+		grpc.ChainStreamInterceptor(s.ending, s.stream),
+		grpc.UnaryInterceptor(s.unary),
 	}
 	if s.traces != nil {
 		options = append(options, grpc.StatsHandler(otelgrpc.NewServerHandler(
@@ -71,11 +70,12 @@ func (s *Server) GRPC() *grpc.Server {
 	}
 	g := grpc.NewServer(options...)
 	services := tolerant{g}
-	rateLimit{Server: s}.register(s.guard(areaRateLimit, services))
+	rateLimit{Server: s}.register(s.guard(areaRateLimit, g))
 	weirv1.RegisterLeaseServiceServer(s.guard(areaLeases, services), leases{Server: s})
 	als.RegisterAccessLogServiceServer(s.guard(areaRateLimit, services), accessLog{Server: s})
 	healthpb.RegisterHealthServer(g, s.health)
 	reflection.Register(g)
+	s.calls.serve(g.GetServiceInfo())
 	return g
 }
 

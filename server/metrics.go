@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -47,6 +48,8 @@ type metrics struct {
 	brokenLogs   prometheus.Counter
 	policyLoads  *prometheus.CounterVec // result
 	policyInfo   *prometheus.GaugeVec   // version
+
+	decideSeconds atomic.Pointer[prometheus.Observer] // that of storeSeconds for decisions
 }
 
 func newMetrics(r prometheus.Registerer, s *Server) *metrics {
@@ -162,7 +165,7 @@ func (m *metrics) expect(set *policy.Set, mode func(limit.Check) limit.FailureMo
 			m.released.WithLabelValues(domain, result.String())
 		}
 	}
-	for _, op := range []string{"decide", "release", "undo", "renew", "settle", "inspect", "leases", "reset", "held", "ping"} {
+	for _, op := range []string{opDecide, "release", "undo", "renew", "settle", "inspect", "leases", "reset", "held", "ping"} {
 		for _, reason := range reasons {
 			m.storeErrors.WithLabelValues(op, reason)
 		}
@@ -189,45 +192,46 @@ func (m *metrics) waited(domain string, d limit.Decision) {
 	m.waits.WithLabelValues(domain, verdict(d)).Inc()
 }
 
-// decided counts a decision. Its domain is a label.
-func (m *metrics) decided(domain string, checks []limit.Check, d limit.Decision, v limit.Verdict) {
-	m.decisions.WithLabelValues(domain, verdict(d)).Inc()
+// decided counts a decision for a domain.
+func (m *metrics) decided(domain *domainSeries, checks []limit.Check, d limit.Decision, v limit.Verdict) {
+	domain.decided(m, d.Admitted)
 	if d.Replayed {
-		m.replayed.WithLabelValues(domain).Inc()
+		m.replayed.WithLabelValues(domain.label).Inc()
 		return
 	}
 	if d.Lease != "" {
-		m.granted.WithLabelValues(domain).Inc()
+		m.granted.WithLabelValues(domain.label).Inc()
 	}
 	if d.Expired > 0 {
-		m.expired.WithLabelValues(domain).Add(float64(d.Expired))
+		m.expired.WithLabelValues(domain.label).Add(float64(d.Expired))
 	}
 	for _, w := range v.Violations {
-		m.refusals.WithLabelValues(domain, m.names.of(domain, w.Limit), w.Class.String(), string(w.Reason)).Inc()
+		domain.of(m, w.Limit).refuse(m, w)
 	}
-	for i, c := range checks {
-		name := m.names.of(domain, c.Name)
+	for i := range checks {
+		c := &checks[i]
+		limits := domain.of(m, c.Name)
 		if c.Reserve > 0 && d.Lease != "" && d.Results[i].Passed && c.Hits > 0 {
-			m.reservedHits.WithLabelValues(domain, name).Add(float64(c.Hits))
+			m.reservedHits.WithLabelValues(domain.label, limits.label).Add(float64(c.Hits))
 		}
 		if by := d.Results[i].Bypass; by != limit.DefaultMode {
-			m.bypassed.WithLabelValues(domain, name, by.String(), d.BypassReason).Inc()
+			m.bypassed.WithLabelValues(domain.label, limits.label, by.String(), d.BypassReason).Inc()
 			continue
 		}
 		if d.Results[i].Unknown {
 			continue
 		}
-		result := "passed"
+		result := hasPassed
 		switch {
 		case d.Results[i].Passed:
 		case c.Shadow && d.Admitted:
-			result = "shadow_refused"
-		case !c.Shadow && !d.Admitted && !d.StreamEnded && v.Refuses(c):
-			result = "refused"
+			result = wouldRefuse
+		case !c.Shadow && !d.Admitted && !d.StreamEnded && v.Refuses(*c):
+			result = hasRefused
 		default:
-			result = "over"
+			result = isOver
 		}
-		m.checks.WithLabelValues(domain, name, kind(c.Limit), result).Inc()
+		limits.check(m, c.Limit, result)
 	}
 }
 
@@ -265,19 +269,6 @@ func (m *metrics) took(ctx context.Context, h prometheus.Observer, start time.Ti
 		}
 	}
 	h.Observe(seconds)
-}
-
-// kind is the key of a limit in policy files.
-func kind(l limit.Limit) string {
-	switch l.(type) {
-	case limit.TokenBucket:
-		return "token_bucket"
-	case limit.Window:
-		return "rate_limit"
-	case limit.Concurrency:
-		return "concurrency"
-	}
-	return ""
 }
 
 // misused counts descriptors that hand back slots anonymously: it could be

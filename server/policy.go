@@ -12,6 +12,8 @@ import (
 // loaded is what is known of the policies in force.
 type loaded struct {
 	set      *policy.Set              // nil before the first
+	domains  map[string]*domainSeries // of the set
+	unknown  *domainSeries            // of all other domains
 	pools    map[string][]limit.Check // see poolsOf
 	at       time.Time                // when they came into force; zero if none are
 	wrong    int                      // files that are not in force as they are
@@ -19,6 +21,23 @@ type loaded struct {
 	shown    *shown                   // on the status page
 	failed   []string                 // problems of the last reading that had some
 	failedAt time.Time                // when that was; zero if none had
+}
+
+// of are the series of a domain.
+func (l *loaded) of(domain string) *domainSeries {
+	if d := l.domains[domain]; d != nil {
+		return d
+	}
+	return l.unknown
+}
+
+// name is a domain by a text of its own: whoever keeps it does not keep the message that
+// brought it.
+func (l *loaded) name(domain string) string {
+	if d := l.domains[domain]; d != nil {
+		return d.label
+	}
+	return strings.Clone(domain)
 }
 
 // seconds is when they came into force, since the epoch; 0 if none are.
@@ -40,7 +59,7 @@ const toldProblems = 20
 func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
 	before := s.loaded.Load()
 	old := before.set
-	now := &loaded{set: r.Set, pools: before.pools, at: before.at, wrong: r.Wrong, shown: before.shown, failed: before.failed, failedAt: before.failedAt}
+	now := &loaded{set: r.Set, domains: before.domains, unknown: before.unknown, pools: before.pools, at: before.at, wrong: r.Wrong, shown: before.shown, failed: before.failed, failedAt: before.failedAt}
 	result := "ok"
 	if r.Err != nil {
 		result = "failed"
@@ -54,10 +73,14 @@ func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
 		now.pools = poolsOf(r.Set)
 		now.shown = shownOf(r.Set, now.pools)
 		s.metrics.expect(r.Set, s.standby.Mode)
+		now.domains = s.metrics.seriesOf(r.Set, s.breakers)
 		if old != nil {
 			s.metrics.policyInfo.DeleteLabelValues(old.Version())
 		}
 		s.metrics.policyInfo.WithLabelValues(r.Set.Version()).Set(1)
+	}
+	if anew && s.unasked != nil {
+		defer s.unasked.GiveAll()() // a bucket that stood under another limit for a while may have gained more
 	}
 	s.loaded.Store(now)
 	if anew {

@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/credentials"
@@ -23,6 +22,7 @@ import (
 	"weir/policy"
 	"weir/server/page"
 	"weir/store"
+	"weir/store/memory"
 	"weir/store/standby"
 	"weir/store/unasked"
 )
@@ -82,6 +82,7 @@ type Options struct {
 type Server struct {
 	store        store.Store
 	storeTimeout time.Duration
+	instant      bool // the store is this process's: its answers need no deadline, and no breaker
 	breakers     *breakers
 	standby      *standby.Standby
 	unasked      *unasked.Memory // nil: each is asked for
@@ -94,8 +95,8 @@ type Server struct {
 	maxAge       time.Duration        // of a gRPC connection; 0: no end
 	traces       trace.TracerProvider // nil: none
 	tracer       tracer
-	logLevel     *slog.LevelVar          // nil: fixed
-	calls        *grpcprom.ServerMetrics // of gRPC
+	logLevel     *slog.LevelVar // nil: fixed
+	calls        *calls         // of gRPC
 	metrics      *metrics
 	holds        *holds
 	waits        *waits
@@ -151,6 +152,7 @@ func New(o Options) *Server {
 		refusals:     newRefusals(),
 		inFlight:     &inFlight{},
 	}
+	_, s.instant = o.Store.(*memory.Store)
 	s.bypasses, s.history = &bypasses{}, &history{samples: []sample{{at: s.started}}}
 	if o.RememberRefusals > 0 {
 		s.unasked = unasked.New(o.RememberRefusals)
@@ -160,14 +162,13 @@ func New(o Options) *Server {
 	if s.storeTimeout == 0 {
 		s.storeTimeout = 10 * time.Millisecond
 	}
-	s.loaded.Store(&loaded{})
+	s.breakers = newBreakers(s.breakerChanged)
+	s.loaded.Store(&loaded{unknown: newDomainSeries(unknownDomain, s.breakers)})
 	s.metrics = newMetrics(o.Registerer, s)
 	if o.StoreLoad != nil {
 		registerLoad(o.Registerer, o.StoreLoad)
 	}
-	s.calls = grpcprom.NewServerMetrics()
-	o.Registerer.MustRegister(s.calls)
-	s.breakers = newBreakers(s.breakerChanged)
+	s.calls = newCalls(o.Registerer)
 	s.denied = newDenied(o.Registerer)
 	s.reportHealth()
 	return s
@@ -193,12 +194,7 @@ func (s *Server) Close() {
 func (s *Server) policies() *policy.Set { return s.loaded.Load().set }
 
 // label is the domain in metrics: labels come from configuration only.
-func label(set *policy.Set, domain string) string {
-	if set != nil && set.Has(domain) {
-		return domain
-	}
-	return unknownDomain
-}
+func (s *Server) label(domain string) string { return s.loaded.Load().of(domain).label }
 
 // unknownDomain is the label of domains that no policy has.
 const unknownDomain = "unknown"

@@ -20,24 +20,30 @@ func detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), detachedTimeout)
 }
 
+// opDecide is the operation of decisions, in metrics.
+const opDecide = "decide"
+
 // call makes a call of the store, counted, unless the domain's breaker is open: then
 // it fails at once.
 func (s *Server) call(ctx context.Context, op, domain string, f func() error) error {
-	return s.callBy(ctx, s.breakers.of(label(s.policies(), domain)), op, f)
+	return s.callBy(ctx, s.breakers.of(s.label(domain)), op, f)
 }
 
 func (s *Server) callBy(ctx context.Context, b *breaker, op string, f func() error) error {
-	err := b.call(func() error {
-		start := time.Now()
-		_, span := s.tracer.start(ctx, "store."+op)
-		err := f()
-		endCall(span, err)
-		s.observe(ctx, op, start, err)
-		return err
-	})
+	err := b.call(func() error { return s.observed(ctx, op, f) })
 	if errors.Is(err, errBreakerOpen) {
 		s.metrics.storeErrors.WithLabelValues(op, breakerOpen).Inc()
 	}
+	return err
+}
+
+// observed makes a call of the store, counted.
+func (s *Server) observed(ctx context.Context, op string, f func() error) error {
+	start := time.Now()
+	span := s.tracer.startCall(ctx, op)
+	err := f()
+	endCall(span, err)
+	s.observe(ctx, op, start, err)
 	return err
 }
 
@@ -85,11 +91,12 @@ func (s *Server) releaseBy(ctx context.Context, e limit.Ending, by, domain, op s
 	if err != nil {
 		return limit.Release{}, err
 	}
+	domain = s.loaded.Load().name(domain)
 	for _, f := range r.Freed {
 		s.holds.add(domain, f.Limit, r.HeldFor)
 		s.waits.wake(f.Key)
 	}
-	label := label(s.policies(), domain)
+	label := s.label(domain)
 	s.metrics.released.WithLabelValues(label, r.Result.String()).Inc()
 	if r.Result == limit.Released || r.Result == limit.Lingering {
 		s.metrics.ended.WithLabelValues(label, by).Inc()
@@ -100,7 +107,7 @@ func (s *Server) releaseBy(ctx context.Context, e limit.Ending, by, domain, op s
 // settling is givingBack for what usage may settle.
 func (s *Server) settling(u limit.Usage) (after func()) {
 	if s.unasked != nil && len(u.Limits) > 0 { // by their names: any that the lease has reserved of
-		return s.unasked.GiveAny()
+		return s.unasked.GiveAny(u.Domain)
 	}
 	return s.givingBack(keysOf(u.Checks))
 }
@@ -137,7 +144,7 @@ func (s *Server) settle(ctx context.Context, u limit.Usage) ([]limit.Settlement,
 			}
 		}
 	}
-	s.metrics.settled(label(s.policies(), u.Domain), u, all)
+	s.metrics.settled(s.label(u.Domain), u, all)
 	return all, nil
 }
 
@@ -157,17 +164,17 @@ func (s *Server) renew(ctx context.Context, e limit.Extension) (limit.Renewal, e
 	case !n.Renewed:
 		result = "lost"
 	}
-	s.metrics.renewals.WithLabelValues(label(s.policies(), e.Lease.Domain()), result).Inc()
+	s.metrics.renewals.WithLabelValues(s.label(e.Lease.Domain()), result).Inc()
 	return n, err
 }
 
 // observe counts a call of the store, and logs when the store goes: not each call
 // that fails from then on.
 func (s *Server) observe(ctx context.Context, op string, start time.Time, err error) {
-	s.metrics.took(ctx, s.metrics.storeSeconds.WithLabelValues(op), start)
+	s.metrics.took(ctx, s.metrics.ofStore(op), start)
 	switch {
 	case err == nil:
-		if op == "decide" {
+		if op == opDecide {
 			s.bypasses.decided(start)
 		}
 		if !s.storeFound.Load() && s.storeFound.CompareAndSwap(false, true) {

@@ -28,6 +28,15 @@ func (t tracer) start(ctx context.Context, name string, attributes ...attribute.
 	return t.Start(ctx, name, trace.WithAttributes(attributes...))
 }
 
+// startCall begins the span of a call of the store.
+func (t tracer) startCall(ctx context.Context, op string) trace.Span {
+	if t.Tracer == nil {
+		return noSpan
+	}
+	_, span := t.start(ctx, "store."+op)
+	return span
+}
+
 var noSpan = trace.SpanFromContext(context.Background())
 
 // endCall ends the span of a call of the store.

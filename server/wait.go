@@ -212,8 +212,8 @@ func (s *Server) askAndWait(ctx context.Context, r limit.Request) (d limit.Decis
 		expired += d.Expired
 	}
 	if waited {
-		s.metrics.waited(label(s.policies(), r.Domain), d)
-		s.metrics.took(ctx, s.metrics.waitSeconds.WithLabelValues(label(s.policies(), r.Domain)), began)
+		s.metrics.waited(s.label(r.Domain), d)
+		s.metrics.took(ctx, s.metrics.waitSeconds.WithLabelValues(s.label(r.Domain)), began)
 	}
 	return d, nil
 }

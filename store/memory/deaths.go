@@ -8,9 +8,10 @@ import (
 // write keeps st under key until meaningless ms, and a slack. The mutex is held.
 func (s *Store) write(key string, st *state, meaningless int64, slack time.Duration, now int64) {
 	st.dies = max(st.dies, now, meaningless+slack.Milliseconds())
-	if s.states[key] == nil {
+	if !st.kept {
+		st.kept, st.death = true, death{key: key, at: st.dies}
 		s.states[key] = st
-		heap.Push(&s.deaths, &death{key: key, at: st.dies})
+		heap.Push(&s.deaths, &st.death)
 	}
 }
 
@@ -22,14 +23,18 @@ func (s *Store) sweep(checks int, now int64) {
 			return
 		}
 		first := s.deaths[0]
-		if st := s.states[first.key]; st != nil && st.dies > now { // it was used since
+		st := s.states[first.key]
+		if st != nil && st.dies > now { // it was used since
 			first.at = st.dies
 			heap.Fix(&s.deaths, 0)
 			continue
 		}
 		heap.Pop(&s.deaths)
-		delete(s.states, first.key)
-		delete(s.leases, first.key)
+		if st != nil {
+			delete(s.states, first.key)
+		} else {
+			delete(s.leases, first.key)
+		}
 	}
 }
 

@@ -26,7 +26,7 @@ func (s *Store) Dump() string {
 		if l.death.at <= s.now() {
 			continue
 		}
-		l.death = nil
+		l.death = death{}
 		fmt.Fprintf(&b, "%s %+v\n", key, l)
 	}
 	return b.String()

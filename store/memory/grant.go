@@ -45,8 +45,8 @@ func (s *Store) grant(l *lease, r limit.Request, index string, now int64) {
 	}
 	key := limit.LeaseKey(r.Lease)
 	s.leases[key] = l
-	l.death = &death{key: key, at: l.expiry + l.outlives()}
-	heap.Push(&s.deaths, l.death)
+	l.death = death{key: key, at: l.expiry + l.outlives()}
+	heap.Push(&s.deaths, &l.death)
 	if r.Operation.ID != "" {
 		l.operation = limit.OperationKey(r.Domain, r.Operation.ID)
 		s.know(l.operation, known{kind: holding, token: l.token, until: l.death.at, body: r.Operation.Body, attempt: r.Operation.Attempt}, now)

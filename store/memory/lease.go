@@ -20,7 +20,7 @@ type lease struct {
 	index         string           // the domain's
 	stream        string           // key of what is known of its stream, or ""
 	operation     string           // the same of its operation
-	death         *death
+	death         death
 }
 
 // heldSlot is a slot that a lease holds.
@@ -88,8 +88,8 @@ func (k known) at(now int64) known {
 
 // knownAt is what is known at now by a key. The mutex is held.
 func (s *Store) knownAt(key string, now int64) known {
-	if st := s.states[key]; st != nil {
-		return st.known.at(now)
+	if st := s.states[key]; st != nil && st.of != nil {
+		return st.of.known.at(now)
 	}
 	return known{}
 }
@@ -117,11 +117,8 @@ func (s *Store) remember(key string, before known, held *lease, now int64) {
 
 // know keeps what is known of a stream or an operation. The mutex is held.
 func (s *Store) know(key string, next known, now int64) {
-	st := s.states[key]
-	if st == nil {
-		st = &state{}
-	}
-	st.known = next
+	st := s.state(key)
+	st.stream().known = next
 	s.write(key, st, next.until, 0, now)
 }
 
@@ -205,6 +202,9 @@ func (s *Store) end(key string, early, undo bool, now int64) limit.Release {
 	r := limit.Release{Result: limit.Released, HeldFor: limit.Millis(max(0, now-l.granted))}
 	s.free(l.index, slot{l.expiry, l.token})
 	held := l.slots
+	if len(held) > 0 {
+		r.Freed = make([]limit.Freed, 0, len(held))
+	}
 	l.slots, l.expiry, l.kind, l.operation = nil, now, ended, ""
 	for _, h := range held {
 		kept := s.free(h.key, slot{h.expiry, l.token})

@@ -45,12 +45,19 @@ var _ store.Store = (*Store)(nil)
 type state struct {
 	bucket limit.BucketState
 	window limit.WindowState
-	slots  *slots // nil before the first
-	known  known
-	used   map[string]int64 // the limits that a stream's usage was charged to or settled of, by key, and until when (ms) that counts
+	slots  *slots    // nil before the first
+	of     *ofStream // nil if it is no stream's or operation's
 	// charged and reserved are the last decision that did so, so that each does so once.
 	charged, reserved uint64
 	dies              int64 // ms: it means nothing from then on
+	death             death
+	kept              bool // in Store.states
+}
+
+// ofStream is what a state holds of a stream or an operation.
+type ofStream struct {
+	known known
+	used  map[string]int64 // the limits that a stream's usage was charged to or settled of, by key, and until when (ms) that counts
 }
 
 // New returns an empty store.
@@ -148,6 +155,9 @@ func (s *Store) Decide(_ context.Context, r limit.Request) (limit.Decision, erro
 		case limit.Concurrency:
 			if take = take && c.Hits >= 0; take {
 				held = held.living(l.Lease)
+				if held.slots == nil {
+					held.slots = make([]heldSlot, 0, len(r.Checks)-i)
+				}
 				held.slots = append(held.slots, heldSlot{key: c.Key, limit: c.Name, linger: l.Linger.Milliseconds()})
 			}
 		}

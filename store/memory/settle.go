@@ -129,14 +129,15 @@ func (s *Store) settledAll(l *lease, now int64) {
 // The mutex is held.
 func (s *Store) note(key, limitKey string, now int64) {
 	st := s.state(key)
-	if st.used[limitKey] > now {
+	of := st.stream()
+	if of.used[limitKey] > now {
 		return
 	}
-	if st.used == nil {
-		st.used = make(map[string]int64)
+	if of.used == nil {
+		of.used = make(map[string]int64)
 	}
 	until := now + limit.UsageLife.Milliseconds()
-	st.used[limitKey] = until
+	of.used[limitKey] = until
 	s.write(key, st, until, 0, now)
 }
 
@@ -145,7 +146,7 @@ func (s *Store) note(key, limitKey string, now int64) {
 func (s *Store) charge(u limit.Usage, c limit.Check, l *lease, before kind, now int64) limit.Settlement {
 	key := limit.UsageKey(u.Domain, u.Stream)
 	switch {
-	case s.state(key).used[c.Key] > now:
+	case s.state(key).stream().used[c.Key] > now:
 		return limit.Settlement{Result: limit.AlreadySettled}
 	case c.Reserve > 0 && l == nil && before == holding: // it has expired
 		return limit.Settlement{Result: limit.Late}
@@ -175,6 +176,14 @@ func (s *Store) debitBucket(key string, b limit.TokenBucket, hits, now int64) {
 		st.bucket = own.Debit(hits)
 		s.write(key, st, st.bucket.Millis+st.bucket.FullAfterMillis(), slack, now)
 	}
+}
+
+// stream is what st holds of a stream or an operation.
+func (st *state) stream() *ofStream {
+	if st.of == nil {
+		st.of = &ofStream{}
+	}
+	return st.of
 }
 
 // state is what is kept under key, or a new one, which is not kept yet. The mutex is held.

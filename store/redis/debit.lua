@@ -1,13 +1,14 @@
 -- debit.lua stands in the scripts that charge what is known afterwards, behind common.lua.
 -- Each function returns what debited writes: all is read before anything is written.
 
--- BucketState.Debit, for the state under key at now
-local function debit_bucket(key, state, capacity, scale, refill, hits)
+-- BucketState.Debit, for the state under key, which has this level
+local function debit_bucket(key, level, millis, capacity, scale, refill, hits)
   local full, deepest = capacity * scale, capacity * scale - (MAX_EXACT - refill)
-  local level, most = deepest, floor_div(MAX_EXACT, scale)
-  if hits < -most then level = full elseif hits <= most then level = max(deepest, min(full, state.level - hits * scale)) end
-  return {key, pack(WRITES, level, capacity, scale, refill, state.millis),
-    state.millis - now + ceil_div(full - level, refill) + SLACK}
+  local most = floor_div(MAX_EXACT, scale)
+  if hits < -most then level = full
+  elseif hits > most then level = deepest
+  else level = max(deepest, min(full, level - hits * scale)) end
+  return {key, pack_state(level, capacity, scale, refill, millis), millis - now + ceil_div(full - level, refill) + SLACK}
 end
 
 -- The same under the limit that the state was written by, packed, or if there is none under this
@@ -16,37 +17,36 @@ end
 local function debit_own_bucket(key, packed, capacity, scale, refill, hits)
   if packed then
     local _, capacity0, scale0, refill0 = unpack_state(packed)
-    local state = bucket_at(packed, capacity0, scale0, refill0)
-    if state.level < capacity0 * scale0 then
+    local level, millis = bucket_at(packed, capacity0, scale0, refill0)
+    if level < capacity0 * scale0 then
       if hits == 0 then return nil end
-      return debit_bucket(key, state, capacity0, scale0, refill0, hits)
+      return debit_bucket(key, level, millis, capacity0, scale0, refill0, hits)
     end
   end
   if hits <= 0 then return nil end
-  return debit_bucket(key, bucket_at(nil, capacity, scale, refill), capacity, scale, refill, hits)
+  return debit_bucket(key, capacity * scale, now, capacity, scale, refill, hits)
 end
 
 local function write_of_window(key, state, length)
-  local reset = state.start + length - now -- WindowState.ResetAfterMillis
-  if not state.previous then return {key, pack(WRITES, state.start, state.count), reset + SLACK} end
-  if state.count > 0 then reset = reset + length end
-  return {key, pack(WRITES, state.start, state.count, state.previous), reset + SLACK}
+  local reset = state[START] + length - now -- WindowState.ResetAfterMillis
+  if state[PREVIOUS] and state[COUNT] > 0 then reset = reset + length end
+  return {key, pack_window(state[START], state[COUNT], state[PREVIOUS]), reset + SLACK}
 end
 
 -- WindowState.Charge
 local function debit_window(key, state, length, hits)
-  local count = state.count + hits
-  state.count = min(MAX_EXACT, max(0, count))
-  if state.previous then state.previous = max(0, state.previous + min(0, count)) end
+  local count = state[COUNT] + hits
+  state[COUNT] = min(MAX_EXACT, max(0, count))
+  if state[PREVIOUS] then state[PREVIOUS] = max(0, state[PREVIOUS] + min(0, count)) end
   return write_of_window(key, state, length)
 end
 
 -- WindowState.Settle; nil if the window that began at start does not count any more
 local function settle_window(key, state, length, start, difference)
-  if start == state.start then
-    state.count = min(MAX_EXACT, max(0, state.count + difference))
-  elseif state.previous and start == state.start - length then
-    state.previous = min(MAX_EXACT, max(0, state.previous + difference))
+  if start == state[START] then
+    state[COUNT] = min(MAX_EXACT, max(0, state[COUNT] + difference))
+  elseif state[PREVIOUS] and start == state[START] - length then
+    state[PREVIOUS] = min(MAX_EXACT, max(0, state[PREVIOUS] + difference))
   else
     return nil
   end
@@ -54,5 +54,5 @@ local function settle_window(key, state, length, start, difference)
 end
 
 local function debited(debits)
-  for _, d in ipairs(debits) do call('SET', d[1], d[2], 'PX', d[3]) end
+  for _, d in ipairs(debits) do write(d[1], d[2], d[3]) end
 end

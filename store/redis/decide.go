@@ -66,14 +66,17 @@ func (s *Store) decideCall(r limit.Request) *call {
 		case limit.TokenBucket:
 			hits := min(check.Hits, l.Capacity+1) // more is no different, and stays exact
 			a.check("b", key, hits, mode, l.Capacity, l.Scale, l.Refill, check.Reserve, name)
+			a.packed(func() { a.ints(l.Capacity, l.Scale, l.Refill) })
 		case limit.Window:
 			over := int64(0)
 			if l.ChargeOver {
 				over = 1
 			}
 			a.check(windowKind(l), key, check.Hits, mode, l.Max, l.Length().Milliseconds(), over, check.Reserve, name)
+			a.string("")
 		case limit.Concurrency:
 			a.check("c", key, check.Hits, mode, l.Max, l.Lease.Milliseconds(), l.Linger.Milliseconds(), 0, check.Name)
+			a.string("")
 		}
 	}
 	if r.Lease != "" {
@@ -88,7 +91,7 @@ func (s *Store) decideCall(r limit.Request) *call {
 	return c
 }
 
-// check adds one of decide.lua's checks.
+// check adds one of decide.lua's checks, but for its last field.
 func (p *packer) check(kind string, key int, hits int64, mode string, x, y, z int64, reserve time.Duration, name string) {
 	p.string(kind)
 	p.int(int64(key))

@@ -45,7 +45,7 @@ var busy = newScript(`
 local function now() local t = redis.call('TIME'); return t[1] * 1000000 + t[2] end
 local replies = {}
 for i = 2, #ARGV do
-  local till = now() + cmsgpack.unpack(ARGV[i])[2]
+  local till = now() + select(2, cmsgpack.unpack(ARGV[i]))
   while now() < till do end
   replies[i - 1] = cmsgpack.pack({1})
 end
@@ -58,7 +58,7 @@ func Echo(ctx context.Context, s *Store) error {
 	for _, n := range []int{0, 1, 31, 32, 255, 256, 65_535, 65_536} {
 		texts = append(texts, strings.Repeat("\x00", n), strings.Repeat("\xff", n))
 	}
-	c := newCall(newScript("#!lua\n"+commonSource+"return each(function(_, args) return args end)"), "d")
+	c := newCall(newScript("#!lua\n"+source("common")+"return each(function(_, ...) return list(...) end)"), "d")
 	c.args.ints(numbers...)
 	for _, text := range texts {
 		c.args.string(text)

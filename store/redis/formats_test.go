@@ -26,12 +26,12 @@ var versions = map[string]func(source string) string{
 	"adds a field": changed(1, 1, `local function pack_all(...)
   local state = {...}
   state[#state + 1] = {later = 'x'}
-  return real.pack(unpack(state))
+  return cmsgpack.pack(unpack(state))
 end`),
 	// Reads the next format too.
-	"next": changed(2, 1, `local pack_all = real.pack`),
+	"next": changed(2, 1, `local pack_all = cmsgpack.pack`),
 	// Writes it.
-	"after next": changed(2, 2, `local function pack_all(format, ...) return real.pack(format, 'moved', {...}) end`),
+	"after next": changed(2, 2, `local function pack_all(format, ...) return cmsgpack.pack(format, 'moved', {...}) end`),
 }
 
 // changed returns what makes scripts of a version with other formats: format 2 has
@@ -39,23 +39,25 @@ end`),
 func changed(reads, writes int, pack string) func(string) string {
 	prelude := `
 local real = cmsgpack
-` + pack + `
-local cmsgpack = {pack = function(first, ...)
-  if type(first) ~= 'number' then return real.pack(first) end -- a reply
-  return pack_all(first, ...)
-end, unpack = function(packed)
+local cmsgpack = {pack = real.pack, unpack = function(packed)
   local format, moved, fields = real.unpack(packed)
   if format ~= 2 or moved ~= 'moved' then return real.unpack(packed) end
   return format, unpack(fields)
 end}
-`
+` + pack + "\n"
 	return func(source string) string {
 		shebang, rest, _ := strings.Cut(source, "\n")
 		again := strings.NewReplacer(
 			"local READS, WRITES = 1, 1", fmt.Sprintf("local READS, WRITES = %d, %d", reads, writes),
+			"local function pack_state(...) return pack(WRITES, ...) end", "local function pack_state(...) return pack_all(WRITES, ...) end",
+			"local function pack_bucket(level, limit, millis) return FORMAT .. pack(level) .. limit .. pack(millis) end", `
+local function pack_bucket(level, limit, millis)
+  local capacity, scale, refill = cmsgpack.unpack(limit)
+  return pack_state(level, capacity, scale, refill, millis)
+end`,
 		).Replace(rest)
-		if again == rest && reads+writes > 2 {
-			panic("a script does not say which formats it knows")
+		if again == rest || !strings.Contains(again, "pack_all(WRITES") {
+			panic("a script does not say which formats it knows, or how it packs them")
 		}
 		return shebang + "\n" + prelude + again
 	}

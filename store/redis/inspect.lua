@@ -14,6 +14,8 @@
 --   s: {start (ms), count, the count of the window before}, or {} without state
 --   c: {live leases, then for each of those that expire first: token, expiry (ms)}}.
 
+-- include common.lua
+
 -- The first fields of a state: a later version may have written more.
 local function unpack_fields(packed, fields)
   local state = {cmsgpack.unpack(packed)}
@@ -26,9 +28,11 @@ end
 
 local FIELDS = {b = 5, w = 2, s = 3}
 
-local function inspect(keys, args)
+local function inspect(at, ...)
+  local args = list(...)
   local reply = {now}
-  for i, key in ipairs(keys) do
+  for i = 1, args[1] do
+    local key = KEYS[at + i]
     local kind, state = args[i + 2], {}
     if kind == 'c' then
       local live = string.format('(%.0f', now)

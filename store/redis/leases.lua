@@ -21,6 +21,9 @@
 -- slot that it holds}, {key, name of the limit, hits, and 1 if it is settled, else 0, of each
 -- reservation}}.
 
+-- include common.lua
+-- include record.lua
+
 local PARTS = 1000
 
 -- Whether a comes before b. Lua's own < goes by the server's locale.
@@ -45,8 +48,9 @@ local function first_behind(index, expiry, token)
   return from
 end
 
-local function list(keys, args)
-  local index, most = keys[1], args[2]
+local function page(at, ...)
+  local args = list(...)
+  local index, most = KEYS[at + 1], args[2]
   local from = first_behind(index, args[4], args[5])
   local found = call('ZRANGE', index, from, from + most, 'WITHSCORES')
   local reply, parts, more = {now, 0, 0}, 0, 0
@@ -81,4 +85,4 @@ local function list(keys, args)
   return reply
 end
 
-return each(list)
+return each(page)

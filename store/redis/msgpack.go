@@ -7,17 +7,21 @@ import (
 	"math"
 )
 
-// packer writes what a script takes as one item: an array in MessagePack of how many keys it
-// has, and then integers and strings. The zero value has none. Redis brings cmsgpack, which
-// reads it.
+// packer writes what a script takes as one item, in MessagePack, as common.lua says: how many
+// keys it has, and then integers and strings. The zero value has none. Redis brings cmsgpack,
+// which reads it.
 type packer struct {
 	bytes []byte
 	n     uint32 // without that of keys
 }
 
-const header = 10 // bytes: of the array, and the number of keys
+const (
+	number = 5          // bytes: of the number of keys, and of an array's header
+	header = number * 3 // bytes: the number of keys, an array's header, and once more
+	flat   = 1000       // items: more are an array
+)
 
-func (p *packer) item() {
+func (p *packer) begin() {
 	if p.bytes == nil {
 		p.bytes = make([]byte, header, 128)
 	}
@@ -26,7 +30,7 @@ func (p *packer) item() {
 
 // int adds n.
 func (p *packer) int(n int64) {
-	p.item()
+	p.begin()
 	switch {
 	case n >= -32 && n < 128:
 		p.bytes = append(p.bytes, byte(n))
@@ -48,7 +52,7 @@ func (p *packer) ints(all ...int64) {
 
 // string adds s, of any bytes.
 func (p *packer) string(s string) {
-	p.item()
+	p.begin()
 	switch n := len(s); {
 	case n < 32:
 		p.bytes = append(p.bytes, 0xa0|byte(n))
@@ -60,15 +64,28 @@ func (p *packer) string(s string) {
 	p.bytes = append(p.bytes, s...)
 }
 
-// array is the number of keys and all that was added.
-func (p *packer) array(keys int) []byte {
+// packed adds what add adds as one string, of less than 32 bytes.
+func (p *packer) packed(add func()) {
+	p.begin()
+	at, n := len(p.bytes), p.n
+	p.bytes = append(p.bytes, 0)
+	add()
+	p.bytes[at], p.n = 0xa0|byte(len(p.bytes)-at-1), n
+}
+
+// item is the number of keys and all that was added.
+func (p *packer) item(keys int) []byte {
 	if p.bytes == nil {
 		p.bytes = make([]byte, header)
 	}
-	p.bytes[0], p.bytes[5] = 0xdd, 0xce
-	binary.BigEndian.PutUint32(p.bytes[1:], 1+p.n)
-	binary.BigEndian.PutUint32(p.bytes[6:], uint32(keys))
-	return p.bytes
+	p.bytes[0], p.bytes[number], p.bytes[2*number] = 0xce, 0xdd, 0xce
+	binary.BigEndian.PutUint32(p.bytes[1:], uint32(keys))
+	binary.BigEndian.PutUint32(p.bytes[number+1:], 1+p.n)
+	binary.BigEndian.PutUint32(p.bytes[2*number+1:], uint32(keys))
+	if p.n > flat {
+		return p.bytes
+	}
+	return p.bytes[2*number:]
 }
 
 // unpacker reads a script's reply: integers, strings and arrays of them. After the first

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -19,9 +20,12 @@ import (
 
 const (
 	// connections is how many carry script calls, and maxBatch how many calls one
-	// round trip takes. A round trip costs Redis more than a script.
-	connections = 2
+	// round trip takes. A round trip costs Redis more than a script: while one is out, others
+	// wait to share the next, unless enough wait already, or it is late.
+	connections = 4
 	maxBatch    = 32
+	enough      = maxBatch / 2
+	late        = time.Millisecond
 	// maxWaiting is how many calls may wait for a connection.
 	maxWaiting = 1 << 14
 	// minReplyTimeout is how long a connection waits for Redis, at least, before it
@@ -30,8 +34,7 @@ const (
 )
 
 // pipes sends script calls to one server in batches that form by themselves: a lone
-// call goes at once, and those that come while all connections are out share the
-// next round trip. No timer waits for anybody.
+// call goes at once, and those that come while a batch is out share the next round trip.
 type pipes struct {
 	client  *goredis.Client
 	health  health
@@ -43,9 +46,13 @@ type pipes struct {
 	work    sync.WaitGroup // the workers
 
 	mu      sync.Mutex
-	waiting []*call   // no connection has been free for them yet; behind head
-	head    int       // how many of them have been taken
-	left    int       // callers who left since the last look through those that wait, at most
+	waiting []*call // no connection has been free for them yet; behind head
+	head    int     // how many of them have been taken
+	left    int     // callers who left since the last look through those that wait, at most
+	out     int     // batches that are out
+	overdue bool    // somebody has waited for one for too long
+	armed   bool    // alarm will say so
+	alarm   *time.Timer
 	closed  bool      // no more are let in
 	some    sync.Cond // one waits, or closed
 }
@@ -112,12 +119,21 @@ func (c *call) again() {
 }
 
 func newPipes(client *goredis.Client, timeout, patience time.Duration, sharded bool, now func() string) *pipes {
-	p := &pipes{client: client, timeout: timeout, sharded: sharded, now: now, start: time.Now()}
-	p.some.L = &p.mu
+	p := idlePipes()
+	p.client, p.timeout, p.sharded, p.now = client, timeout, sharded, now
 	p.health.patience = patience
 	for range connections {
 		p.work.Go(p.worker)
 	}
+	return p
+}
+
+// idlePipes have no workers.
+func idlePipes() *pipes {
+	p := &pipes{start: time.Now()}
+	p.some.L = &p.mu
+	p.alarm = time.AfterFunc(time.Hour, p.isLate)
+	p.alarm.Stop()
 	return p
 }
 
@@ -173,21 +189,28 @@ func (p *pipes) queue(c *call) error {
 		return fmt.Errorf("%w: %d calls wait already", store.ErrUnavailable, maxWaiting)
 	}
 	p.waiting = append(p.waiting, c)
-	p.some.Signal()
+	p.next()
 	return nil
 }
 
 // take returns calls that wait, in the place of others, as many as one round trip takes. It
-// waits for one, and returns none when the pipes are closed.
+// waits for one, or if others are out for enough, and returns none when the pipes are closed.
 func (p *pipes) take(batch []*call) []*call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for p.wait() == 0 && !p.closed {
-		p.some.Wait()
+	for ready := false; !ready && !p.closed; ready = p.may() {
+		for !p.closed && !p.may() {
+			p.some.Wait()
+		}
+		p.mu.Unlock()
+		runtime.Gosched() // who is ready to ask does so first, and shares the round trip
+		p.mu.Lock()
 	}
 	if p.closed {
 		return nil
 	}
+	p.out++
+	p.overdue, p.armed = false, false
 	taken := p.waiting[p.head:min(p.head+maxBatch, len(p.waiting))]
 	batch = append(batch[:0], taken...)
 	clear(taken)
@@ -195,7 +218,40 @@ func (p *pipes) take(batch []*call) []*call {
 		p.waiting = slices.Delete(p.waiting, 0, p.head)
 		p.head = 0
 	}
+	p.next()
 	return batch
+}
+
+// may reports whether a batch may be sent now. Its lock must be held.
+func (p *pipes) may() bool {
+	return p.wait() > 0 && (p.out == 0 || p.wait() >= enough || p.overdue)
+}
+
+// back says that a batch is not out any more.
+func (p *pipes) back() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.out--
+	p.next()
+}
+
+// next has a batch sent, if it is time, or sees to it that it will be. Its lock must be held.
+func (p *pipes) next() {
+	switch {
+	case p.may():
+		p.some.Signal()
+	case p.wait() > 0 && !p.armed:
+		p.armed = true
+		p.alarm.Reset(late)
+	}
+}
+
+// isLate has those sent that have waited for a batch to come back.
+func (p *pipes) isLate() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.overdue, p.armed = p.wait() > 0, false
+	p.next()
 }
 
 // wait is how many calls wait. Its lock must be held.
@@ -254,6 +310,7 @@ func (p *pipes) worker() {
 			return
 		}
 		p.send(batch, p.timeout)
+		p.back()
 	}
 }
 
@@ -386,6 +443,7 @@ func (p *pipes) close(within time.Duration) (ended bool) {
 		}
 	}
 	p.waiting, p.head = nil, 0
+	p.alarm.Stop()
 	p.some.Broadcast()
 	p.mu.Unlock()
 	all := make(chan struct{})

@@ -26,13 +26,21 @@
 -- also the ms that it was, and for each slot that is free now its key and the name of
 -- its limit}.
 
+-- include common.lua
+-- include bucket.lua
+-- include window.lua
+-- include record.lua
+-- include lease.lua
+-- include debit.lua
+
 local TOMBSTONE_LIFE = 30000
 
-local function release(keys, args)
-  local record_key, token, early, undo = keys[1], args[2], args[4] == 'e', args[4] == 'u'
+local function release(at, ...)
+  local args = list(...)
+  local record_key, token, early, undo = KEYS[at + 1], args[2], args[4] == 'e', args[4] == 'u'
   if token == '' then
-    local kind, _, holder = known_at(keys[1])
-    if not kind and args[3] == '1' then know(keys[1], TOMBSTONE, now + TOMBSTONE_LIFE, '') end
+    local kind, _, holder = known_at(KEYS[at + 1])
+    if not kind and args[3] == '1' then know(KEYS[at + 1], TOMBSTONE, now + TOMBSTONE_LIFE, '') end
     if kind ~= HOLDING then return {2} end
     record_key, token = args[5] .. holder, holder
   end
@@ -41,7 +49,7 @@ local function release(keys, args)
   if not record then
     if args[3] == '1' and args[2] ~= '' then
       -- A record that means nothing: nothing finds it held.
-      call('SET', record_key, pack(WRITES, 0, 0, 0, 0), 'PX', RECORD_SLACK)
+      write(record_key, pack_state(0, 0, 0, 0), RECORD_SLACK)
     end
     return {2}
   end
@@ -68,17 +76,17 @@ local function release(keys, args)
     for i = first, last, 7 do settled[record[i]] = record[i + 3] == 1 end
     local ahead = record[last + 1]
     if type(ahead) ~= 'table' then ahead = {} end
-    for i = 3, #keys do
+    for i = 3, args[1] do
       local a = 6 + (i - 3) * 5
       local hits, x, y, z = args[a + 1], args[a + 2], args[a + 3], args[a + 4]
-      local packed = call('GET', keys[i])
-      if settled[keys[i]] then
+      local packed = call('GET', KEYS[at + i])
+      if settled[KEYS[at + i]] then
         -- as it is
       elseif args[a] == 'b' then
-        debits[#debits + 1] = debit_own_bucket(keys[i], packed, x, y, z, -hits)
+        debits[#debits + 1] = debit_own_bucket(KEYS[at + i], packed, x, y, z, -hits)
       else
-        local start = ahead[keys[i]] or granted - fmod(granted, x)
-        debits[#debits + 1] = settle_window(keys[i], window_at(packed, x, args[a] == 's'), x, start, -hits)
+        local start = ahead[KEYS[at + i]] or granted - fmod(granted, x)
+        debits[#debits + 1] = settle_window(KEYS[at + i], window_at(packed, x, args[a] == 's'), x, start, -hits)
       end
     end
   end
@@ -110,10 +118,10 @@ local function release(keys, args)
   end
   if till > 0 then
     reply[1], rest[EXPIRY], rest[STATE] = 4, till, LINGERING
-    call('ZADD', keys[2], till, token)
-    extend(keys[2], till - now + INDEX_SLACK)
+    call('ZADD', KEYS[at + 2], till, token)
+    extend(KEYS[at + 2], till - now + INDEX_SLACK)
   else
-    call('ZREM', keys[2], token)
+    call('ZREM', KEYS[at + 2], token)
   end
   if undo or till == 0 and first > last then
     call('DEL', record_key)

@@ -11,9 +11,14 @@
 --
 -- The reply is {the life of the lease from now on (ms), or 0: lost}.
 
-local function renew(keys, args)
+-- include common.lua
+-- include record.lua
+-- include lease.lua
+
+local function renew(at, ...)
+  local args = list(...)
   local token = args[2]
-  local record, first, last = record_at(keys[1])
+  local record, first, last = record_at(KEYS[at + 1])
   if not record then return {0} end
   local life, expiry, state = record[2], record[EXPIRY], record[STATE]
   if expiry <= now or state == ENDED or state == LINGERING and args[3] == '1' then return {0} end
@@ -32,7 +37,6 @@ local function renew(keys, args)
   end
 
   -- Never shorter: time may have been set back since.
-  record[1] = WRITES
   record[EXPIRY] = max(expiry, now + life)
   record[UNTIL] = record[EXPIRY] + outlives(record, first, last)
   life = record[EXPIRY] - now
@@ -41,15 +45,15 @@ local function renew(keys, args)
     extend(record[i], life + SLACK)
   end
   if record[SLOTS] > 0 or first <= last then
-    call('ZADD', keys[2], record[EXPIRY], token)
-    extend(keys[2], life + INDEX_SLACK)
+    call('ZADD', KEYS[at + 2], record[EXPIRY], token)
+    extend(KEYS[at + 2], life + INDEX_SLACK)
   end
   for key, rest in pairs(known) do
     local till = record[UNTIL]
     if key == record[STREAM] and outlives(record, first, last) == RESERVED_SLACK then till = record[EXPIRY] + STREAM_SLACK end
     know(key, HOLDING, till, unpack(rest))
   end
-  write_record(keys[1], record)
+  write_record(KEYS[at + 1], record)
   return {life}
 end
 

@@ -18,15 +18,12 @@ func packed(items ...any) string {
 		case string:
 			p.string(item)
 		case []any:
-			p.item()
+			p.begin()
 			p.bytes = append(p.bytes, packed(item...)...)
 		}
 	}
-	if p.bytes == nil {
-		return "\x90"
-	}
-	p.array(0)
-	return "\xdc" + string([]byte{byte(p.n >> 8), byte(p.n)}) + string(p.bytes[header:])
+	n := len(items)
+	return "\xdc" + string([]byte{byte(n >> 8), byte(n)}) + string(p.item(0)[number:])
 }
 
 // An error is logged, and who knows a lease's token can end it.

@@ -11,15 +11,20 @@
 -- The reply is {1}. A key is read and written once, but a set of slots is freed as a whole: some
 -- 10,000 a ms, unless lazyfree-lazy-user-del is on.
 
-local function reset(keys, args)
+-- include common.lua
+-- include window.lua
+
+local function reset(at, ...)
+  local args = list(...)
   -- Read.
   local windows, gone = {}, {}
-  for i, key in ipairs(keys) do
+  for i = 1, args[1] do
+    local key = KEYS[at + i]
     local kind, length = args[2 * i], args[2 * i + 1]
     if kind == 'w' or kind == 's' then
       local packed = call('GET', key)
       -- WindowState.Reset: its windows can still be settled in.
-      if packed then windows[#windows + 1] = {key, window_at(packed, length, kind == 's').start, kind == 's'} end
+      if packed then windows[#windows + 1] = {key, window_at(packed, length, kind == 's')[START], kind == 's'} end
     else
       gone[#gone + 1] = key
     end
@@ -27,7 +32,7 @@ local function reset(keys, args)
 
   -- Write.
   for _, w in ipairs(windows) do
-    call('SET', w[1], w[3] and pack(WRITES, w[2], 0, 0) or pack(WRITES, w[2], 0), 'KEEPTTL')
+    call('SET', w[1], w[3] and pack_state(w[2], 0, 0) or pack_state(w[2], 0), 'KEEPTTL')
   end
   for _, key in ipairs(gone) do call('DEL', key) end
   return {1}

@@ -60,7 +60,7 @@ func (s *scriptCall) command(ctx context.Context, now string) *goredis.Cmd {
 	}
 	args = append(args, now)
 	for _, c := range s.calls {
-		args = append(args, c.args.array(len(c.keys)))
+		args = append(args, c.args.item(len(c.keys)))
 	}
 	s.cmd = goredis.NewCmd(ctx, args...)
 	return s.cmd

@@ -131,8 +131,7 @@ func TestARequestWithoutChecksInACluster(t *testing.T) {
 // Callers beyond what may wait are turned down without a look at those who wait, until many of
 // these have left: the looks would take all the time there is.
 func TestAFullQueueIsLookedThroughWhenManyHaveLeft(t *testing.T) {
-	p := &pipes{}
-	p.some.L = &p.mu
+	p := idlePipes()
 	var all []*call
 	for range maxWaiting + maxBatch {
 		c := newCall(current.decide, "k")

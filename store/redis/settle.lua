@@ -25,19 +25,27 @@
 -- The reply is for each limit: 1 settled, 2 charged, 3 settled or charged before, 4 late or 5
 -- not reserved; and the hits that were charged now.
 
+-- include common.lua
+-- include bucket.lua
+-- include window.lua
+-- include record.lua
+-- include lease.lua
+-- include debit.lua
+
 local SETTLED, CHARGED, BEFORE, LATE, NOT_RESERVED = 1, 2, 3, 4, 5
 local USAGE_LIFE = 600000
 
-local function settle(keys, args)
+local function settle(at, ...)
+  local args = list(...)
   -- Read and evaluate.
   local token, streamed = args[2], args[3] == '1'
   local mark = nil
   local record, first, last, record_key = nil, 0, -1, nil
   local known = token ~= '' and ENDED -- what is known of the stream: there was a lease
-  if streamed then mark = keys[#keys] end
+  if streamed then mark = KEYS[at + args[1]] end
   if token == '' and streamed then
     local _
-    known, _, token = known_at(keys[#keys - 1])
+    known, _, token = known_at(KEYS[at + args[1] - 1])
   end
   if token ~= '' then
     record_key = args[5] .. token
@@ -81,7 +89,7 @@ local function settle(keys, args)
   local reply = {}
   for a = 6, #args, 7 do
     local name, hits = args[a + 1], args[a + 2]
-    local key = args[a] ~= 'n' and keys[name]
+    local key = args[a] ~= 'n' and KEYS[at + name]
     local result, more = NOT_RESERVED, 0
     for i = first, last, 7 do
       if key and record[i] == key or not key and (name == '' or record[i + 1] == name) then
@@ -120,7 +128,6 @@ local function settle(keys, args)
     call('PEXPIRE', set, USAGE_LIFE)
   end
   if settled then
-    record[1] = WRITES
     if outlives(record, first, last) == RECORD_SLACK then record[UNTIL] = max(now, record[EXPIRY]) + RECORD_SLACK end
     write_record(record_key, record)
   end

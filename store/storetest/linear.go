@@ -33,6 +33,7 @@ type Outcome struct {
 	// later.
 	Unknown   bool
 	OK        bool // admitted, released, renewed
+	OnlyOK    bool // and nothing else is known: it was refused unasked
 	Remaining int  // tokens that were left, of a Take
 	Free      int  // and slots
 }
@@ -95,7 +96,7 @@ var worlds = (&porcupine.NondeterministicModel{
 		switch {
 		case told.Unknown:
 			return []any{before, after}
-		case told == o:
+		case told == o, told == Outcome{OK: o.OK, OnlyOK: true}:
 			return []any{after}
 		}
 		return nil

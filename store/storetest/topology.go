@@ -21,7 +21,7 @@ func (r *Redis) Addr() string { return r.tcp }
 
 // Rights is what README.md says that an ACL user needs; on a cluster also ClusterRights.
 const (
-	Rights        = "~weir:* -@all +ping +eval +evalsha +time +get +set +exists +del +pexpire +zadd +zrem +zcard +zcount +zrange +zscore +zremrangebyrank +info"
+	Rights        = "~weir:* -@all +ping +eval +evalsha +time +get +mget +set +del +pexpire +zadd +zrem +zcard +zcount +zrange +zscore +zremrangebyrank +info"
 	ClusterRights = "+cluster|slots +asking"
 )
 

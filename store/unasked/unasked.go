@@ -3,6 +3,7 @@
 package unasked
 
 import (
+	"hash/maphash"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,66 +23,119 @@ const maxKept = 1 << 16
 // be called at once. Use [New].
 type Memory struct {
 	life  time.Duration
-	given atomic.Uint64 // how often hits were given back, each counted when it began and ended
+	seed  maphash.Seed
+	ended atomic.Uint64 // how many givings have ended
+	all   giving        // to any state
+	some  [1024]giving  // to the states of which this is the hash of the key, or of the domain
 
 	mu       sync.RWMutex
 	now, old map[string]refusal // by the key of the state; what is learned goes into now
 	turned   time.Time          // when now became old
 }
 
-// refusal is what a store told of a check that did not pass.
+// giving says when hits were last given back to some states. A refusal counts if nothing is
+// being given back to its state, and nothing has been since before it was asked for.
+type giving struct {
+	under atomic.Int64  // how many are under way
+	last  atomic.Uint64 // the number of the last that has ended, in the order of their ends
+}
+
+func (g *giving) nothingSince(a Asked) bool { return g.under.Load() == 0 && g.last.Load() <= a.ended }
+
+// end ends one that is under way, the nth of all.
+func (g *giving) end(n uint64) {
+	for last := g.last.Load(); last < n && !g.last.CompareAndSwap(last, n); last = g.last.Load() {
+	}
+	g.under.Add(-1)
+}
+
+// refusal is what a store told of a check that did not pass. Its times are from Asked.at on.
 type refusal struct {
-	limit     limit.Limit
-	hits      int64
-	remaining int64
-	until     time.Time // it cannot pass before
-	told      time.Time // it passes then, or a moment before
-	reset     time.Time // ResetAfter, or a moment before
-	forget    time.Time
+	asked      Asked
+	limit      limit.Limit
+	hits       int64
+	remaining  int64
+	until      time.Duration // it cannot pass before
+	told       time.Duration // it passes then, or a moment before
+	reset      time.Duration // ResetAfter, or a moment before
+	ofKey, all *giving       // to its state, and to any of its domain
+}
+
+// at is what is told of the check at a later time.
+func (f refusal) at(now time.Time) limit.Result {
+	since := now.Sub(f.asked.at)
+	r := limit.Result{Remaining: f.remaining, RetryAfter: up(f.told - since), ResetAfter: up(f.reset - since)}
+	if b, ok := f.limit.(limit.TokenBucket); ok { // it has gained something, and so much is missing still
+		r.Remaining = max(r.Remaining, (f.hits*b.Scale-r.RetryAfter.Milliseconds()*b.Refill)/b.Scale)
+	}
+	return r
 }
 
 // New returns an empty memory, of refusals that are so old at most.
 func New(life time.Duration) *Memory {
-	return &Memory{life: min(life, MaxLife), now: make(map[string]refusal), old: make(map[string]refusal)}
+	return &Memory{life: min(life, MaxLife), seed: maphash.MakeSeed(), now: make(map[string]refusal), old: make(map[string]refusal)}
 }
 
 // Asked is the state of a memory before a store is asked. Take it before the call is sent.
 type Asked struct {
-	given uint64
+	ended uint64
 	at    time.Time
 }
 
 // Ask notes that a store is about to be asked.
-func (m *Memory) Ask(now time.Time) Asked { return Asked{m.given.Load(), now} }
+func (m *Memory) Ask(now time.Time) Asked { return Asked{m.ended.Load(), now} }
 
-// Learn notes what a store has refused to r, which was asked for at a, and answered by now.
+// Learn notes what a store has decided of r, which was asked for at a, and answered by now.
 func (m *Memory) Learn(a Asked, r limit.Request, d limit.Decision, now time.Time) {
-	if d.Admitted || d.StreamEnded {
+	if d.StreamEnded {
 		return
 	}
 	for i, c := range r.Checks {
-		if result := d.Results[i]; !result.Passed && lasts(c) && result.RetryAfter > 0 {
-			m.learn(a, c, result, now)
+		switch result := d.Results[i]; {
+		case !d.Admitted && !result.Passed && lasts(c) && result.RetryAfter > 0:
+			m.learn(a, r.Domain, c, result, now)
+		default:
+			m.changed(c, d.Admitted)
 		}
 	}
 }
 
-func (m *Memory) learn(a Asked, c limit.Check, result limit.Result, now time.Time) {
+func (m *Memory) learn(a Asked, domain string, c limit.Check, result limit.Result, now time.Time) {
+	// The store looked after the call was sent, and before its answer came; it cuts the time
+	// to milliseconds.
+	took := now.Sub(a.at)
+	f := refusal{
+		asked: a, limit: c.Limit, hits: c.Hits, remaining: result.Remaining,
+		until: result.RetryAfter - time.Millisecond, told: took + result.RetryAfter, reset: took + result.ResetAfter,
+		ofKey: m.giving(c.Key), all: m.giving(domain),
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.given.Load() != a.given {
-		return // it may have been refused before something was given back
-	}
 	if a.at.Sub(m.turned) > m.life || len(m.now) >= maxKept {
 		m.now, m.old, m.turned = m.old, m.now, a.at
 		clear(m.now)
 	}
-	// The store looked after the call was sent, and before its answer came; it cuts the time
-	// to milliseconds.
-	m.now[c.Key] = refusal{
-		limit: c.Limit, hits: c.Hits, remaining: result.Remaining,
-		until: a.at.Add(result.RetryAfter - time.Millisecond), told: now.Add(result.RetryAfter), reset: now.Add(result.ResetAfter), forget: a.at.Add(m.life),
+	m.now[c.Key] = f
+}
+
+// changed forgets what is known of the state of c if the store has changed it, so that what
+// is told of it is as the store would have it.
+func (m *Memory) changed(c limit.Check, charged bool) {
+	if w, window := c.Limit.(limit.Window); window && w.ChargeOver {
+		charged = true // maybe
 	}
+	if f, ok := m.find(c.Key); !ok || !charged && f.limit == c.Limit {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.now, c.Key)
+	delete(m.old, c.Key)
+}
+
+// giving is that to the state with this key, or to any of this domain.
+func (m *Memory) giving(name string) *giving {
+	return &m.some[maphash.String(m.seed, name)%uint64(len(m.some))]
 }
 
 // lasts reports whether a refusal of c is one until its time has come, and for all that cost
@@ -129,7 +183,7 @@ func (m *Memory) Refuse(r limit.Request, now time.Time) (d limit.Decision, known
 				d.Results[j] = limit.Result{Passed: true, Unknown: true}
 			}
 		}
-		d.Results[i] = limit.Result{Remaining: f.remaining, RetryAfter: up(f.told.Sub(now)), ResetAfter: up(f.reset.Sub(now))}
+		d.Results[i] = f.at(now)
 	}
 	if class == limit.Pool && lanes {
 		return limit.Decision{}, false // S8: if a lane refuses too, it is the lane's
@@ -143,7 +197,10 @@ func (m *Memory) refuses(c limit.Check, now time.Time) (refusal, bool) {
 		return refusal{}, false
 	}
 	f, ok := m.find(c.Key)
-	return f, ok && f.limit == c.Limit && c.Hits >= f.hits && now.Before(f.until) && now.Before(f.forget)
+	if !ok || f.limit != c.Limit || c.Hits < f.hits || now.Sub(f.asked.at) >= min(f.until, m.life) {
+		return refusal{}, false
+	}
+	return f, f.ofKey.nothingSince(f.asked) && f.all.nothingSince(f.asked) && m.all.nothingSince(f.asked)
 }
 
 // up rounds up to whole milliseconds, as stores tell times.
@@ -162,32 +219,31 @@ func (m *Memory) find(key string) (refusal, bool) {
 }
 
 // Give is called before hits may be given back to the states with these keys, and what it
-// returns when they have been, or that has failed.
+// returns, once, when they have been, or that has failed. Of what was asked for before that
+// nothing is known any more.
 func (m *Memory) Give(keys []string) (given func()) {
-	return m.giving(func() {
-		for _, key := range keys {
-			delete(m.now, key)
-			delete(m.old, key)
-		}
-	})
-}
-
-// GiveAny is Give for any states.
-func (m *Memory) GiveAny() (given func()) {
-	return m.giving(func() {
-		clear(m.now)
-		clear(m.old)
-	})
-}
-
-// giving forgets now, and when it is called again.
-func (m *Memory) giving(forget func()) (again func()) {
-	again = func() {
-		m.given.Add(1) // before the lock: nobody who asked before learns any more
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		forget()
+	all := make([]*giving, len(keys))
+	for i, key := range keys {
+		all[i] = m.giving(key)
 	}
-	again()
-	return again
+	return m.give(all...)
+}
+
+// GiveAny is Give for any states of a domain.
+func (m *Memory) GiveAny(domain string) (given func()) { return m.give(m.giving(domain)) }
+
+// GiveAll is Give for all states. So it is called when a policy changes: a state that had
+// another limit for a while may have gained more.
+func (m *Memory) GiveAll() (given func()) { return m.give(&m.all) }
+
+func (m *Memory) give(all ...*giving) (given func()) {
+	for _, g := range all {
+		g.under.Add(1)
+	}
+	return func() {
+		n := m.ended.Add(1) // who asks from now on sees what was given back
+		for _, g := range all {
+			g.end(n)
+		}
+	}
 }
