@@ -40,41 +40,59 @@ const maxPlain = 64
 // [Hashed] values as # and the 22 of their digest (a # in a text is escaped, so
 // nobody can forge either).
 func Key(domain string, l Limit, subject []Entry) string {
-	var b strings.Builder
-	b.Grow(64)
-	keyPrefix(&b, domain)
+	var room [256]byte // for most keys, so that only the key itself is allocated
+	return string(appendSubject(appendKeyPrefix(room[:0], domain, l), subject))
+}
+
+// KeyPrefix begins the names of the states that l keeps in domain.
+func KeyPrefix(domain string, l Limit) string {
+	return string(appendKeyPrefix(make([]byte, 0, 64), domain, l))
+}
+
+// KeyOf returns the [Key] of the subject that begins with this [KeyPrefix].
+func KeyOf(prefix string, subject []Entry) string {
+	var room [256]byte
+	return string(appendSubject(append(room[:0], prefix...), subject))
+}
+
+func appendKeyPrefix(b []byte, domain string, l Limit) []byte {
+	b = appendDomain(b, domain)
 	switch l := l.(type) {
 	case TokenBucket:
-		b.WriteString("b:")
+		b = append(b, "b:"...)
 	case Window:
 		if l.Sliding {
-			b.WriteString("s:")
+			b = append(b, "s:"...)
 		} else {
-			b.WriteString("w:")
+			b = append(b, "w:"...)
 		}
-		b.WriteString(l.Unit.String())
+		b = append(b, l.Unit.String()...)
 		if l.Multiplier != 1 {
-			b.WriteByte('*')
-			b.WriteString(strconv.FormatInt(l.Multiplier, 10))
+			b = append(b, '*')
+			b = strconv.AppendInt(b, l.Multiplier, 10)
 		}
-		b.WriteByte(':')
+		b = append(b, ':')
 	case Concurrency:
-		b.WriteString("c:")
+		b = append(b, "c:"...)
 	}
+	return b
+}
+
+func appendSubject(b []byte, subject []Entry) []byte {
 	for i, e := range subject {
 		if i > 0 {
-			b.WriteByte(',')
+			b = append(b, ',')
 		}
-		escape(&b, e.Key, maxPlain)
-		b.WriteByte('=')
+		b = appendEscaped(b, e.Key, maxPlain)
+		b = append(b, '=')
 		if e.hashed {
-			b.WriteByte('#')
-			b.WriteString(e.Value)
+			b = append(b, '#')
+			b = append(b, e.Value...)
 			continue
 		}
-		escape(&b, e.Value, maxPlain)
+		b = appendEscaped(b, e.Value, maxPlain)
 	}
-	return b.String()
+	return b
 }
 
 // LeaseKey is the name of a lease's record.
@@ -86,18 +104,12 @@ func LeaseKey(id LeaseID) string {
 // LeasePrefix begins the names of the records of a domain's leases; the rest is the
 // token of the lease, see [LeaseKey].
 func LeasePrefix(domain string) string {
-	var b strings.Builder
-	keyPrefix(&b, domain)
-	b.WriteString("lease:")
-	return b.String()
+	return string(append(appendDomain(make([]byte, 0, 64), domain), "lease:"...))
 }
 
 // LeasesKey is the name of the domain's index of leases.
 func LeasesKey(domain string) string {
-	var b strings.Builder
-	keyPrefix(&b, domain)
-	b.WriteString("leases")
-	return b.String()
+	return string(append(appendDomain(make([]byte, 0, 64), domain), "leases"...))
 }
 
 // StreamKey is the name of what is known of a stream: which lease it holds.
@@ -116,44 +128,51 @@ func UsageKeyOf(streamKey string) string {
 func OperationKey(domain, operation string) string { return streamKey(domain, "operation:", operation) }
 
 func streamKey(domain, kind, stream string) string {
-	var b strings.Builder
-	keyPrefix(&b, domain)
-	b.WriteString(kind)
-	escape(&b, stream, maxPlain)
-	return b.String()
+	var room [256]byte
+	b := append(appendDomain(room[:0], domain), kind...)
+	return string(appendEscaped(b, stream, maxPlain))
 }
 
-func keyPrefix(b *strings.Builder, domain string) {
-	b.WriteString("weir:{")
-	escape(b, domain, len(domain))
-	b.WriteString("}:")
+func appendDomain(b []byte, domain string) []byte {
+	b = append(b, "weir:{"...)
+	b = appendEscaped(b, domain, len(domain))
+	return append(b, "}:"...)
 }
 
-// escape writes s so that it contains no separator, brace, space or control
+// appendEscaped appends s so that it contains no separator, brace, space or control
 // character, or its digest if it is longer than limit bytes.
-func escape(b *strings.Builder, s string, limit int) {
+func appendEscaped(b []byte, s string, limit int) []byte {
 	if len(s) > limit {
 		sum := sha256.Sum256([]byte(s))
-		b.WriteByte('#')
-		b.WriteString(base64.RawURLEncoding.EncodeToString(sum[:]))
-		return
+		return base64.RawURLEncoding.AppendEncode(append(b, '#'), sum[:])
 	}
 	const hex = "0123456789ABCDEF"
 	from := 0
 	for i := range len(s) {
 		c := s[i]
-		if c > ' ' && c != 0x7f && c != '%' && c != ':' && c != ',' && c != '=' && c != '{' && c != '}' && c != '#' {
+		if !escaped[c] {
 			continue
 		}
-		b.WriteString(s[from:i])
-		b.Write([]byte{'%', hex[c>>4], hex[c&15]})
+		b = append(b, s[from:i]...)
+		b = append(b, '%', hex[c>>4], hex[c&15])
 		from = i + 1
 	}
-	b.WriteString(s[from:])
+	return append(b, s[from:]...)
 }
+
+// escaped says which bytes do not stand in a key as they are.
+var escaped = func() (is [256]bool) {
+	for c := range is {
+		is[c] = c <= ' ' || c == 0x7f || strings.IndexByte("%:,={}#", byte(c)) >= 0
+	}
+	return is
+}()
 
 // unescape undoes escape for texts that were not hashed.
 func unescape(s string) string {
+	if strings.IndexByte(s, '%') < 0 {
+		return s
+	}
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
 		if s[i] == '%' && i+2 < len(s) {

@@ -43,11 +43,9 @@ func NewLocalLeaseID(domain string, process uint32, random [16]byte) LeaseID {
 
 // LeaseOf returns the id of the lease in domain that has this token.
 func LeaseOf(domain, token string) LeaseID {
-	var b strings.Builder
-	b.WriteString(token)
-	b.WriteByte('.')
-	escape(&b, domain, len(domain))
-	return LeaseID(b.String())
+	var room [128]byte
+	b := append(append(room[:0], token...), '.')
+	return LeaseID(appendEscaped(b, domain, len(domain)))
 }
 
 // Local returns which process keeps the lease, if it is not in the store.
@@ -77,8 +75,9 @@ func ParseLeaseID(s string) (LeaseID, error) {
 	if bits, err := base64.RawURLEncoding.Strict().DecodeString(token); err != nil || len(bits) != 16 { // it skips ends of lines
 		return "", errors.New("lease id must start with 22 base64url characters")
 	}
-	var again strings.Builder
-	if escape(&again, unescape(domain), len(domain)); again.String() != domain {
+	plain := unescape(domain)
+	var again [MaxLeaseID]byte
+	if string(appendEscaped(again[:0], plain, len(plain))) != domain {
 		return "", errors.New("lease id has a domain that is not escaped as in any lease id")
 	}
 	return LeaseID(s), nil

@@ -81,56 +81,63 @@ func Judge(checks []Check, d Decision, estimate func(Check) time.Duration) Verdi
 	}
 	v.QuotaExhausted = QuotaExhausted(checks, d.Results)
 	v.Class = Pool
-	var waits []Violation           // all of these must have passed
-	quotas := map[int][]Violation{} // by group, of which one is enough
+	n := 0
+	for i, c := range checks {
+		if !d.Results[i].Passed && v.Refuses(c) {
+			n++
+		}
+	}
+	if n > 0 {
+		v.Violations = make([]Violation, 0, n)
+	}
+	var wait *Violation            // the longest of those that must all have passed
+	var quotas map[int][]Violation // by group, of which one is enough; most requests have none
 	for i, c := range checks {
 		if d.Results[i].Passed || !v.Refuses(c) {
 			continue
 		}
-		w := violation(c, d.Results[i], estimate)
-		v.Violations = append(v.Violations, w)
+		v.Violations = append(v.Violations, violation(c, d.Results[i], estimate))
+		w := &v.Violations[len(v.Violations)-1]
 		if w.Class == Lane {
 			v.Class = Lane
 		}
-		if c.Quota == 0 {
-			waits = append(waits, w)
-		} else {
-			quotas[c.Quota] = append(quotas[c.Quota], w)
+		switch {
+		case c.Quota != 0:
+			if quotas == nil {
+				quotas = make(map[int][]Violation)
+			}
+			quotas[c.Quota] = append(quotas[c.Quota], *w)
+		case wait == nil || compareViolations(*w, *wait) < 0:
+			wait = w
 		}
 	}
-	sortViolations(v.Violations)
-	if soonest := soonestQuota(quotas); soonest != nil {
-		waits = append(waits, *soonest)
+	if soonest := soonestQuota(quotas); soonest != nil && (wait == nil || compareViolations(*soonest, *wait) < 0) {
+		wait = soonest
 	}
-	sortViolations(waits)
-	if len(waits) > 0 {
-		w := waits[0]
-		v.Limit, v.Reason, v.Retryable = w.Limit, w.Reason, w.Retryable
-		v.RetryAfter, v.Estimated = w.RetryAfter, w.Estimated
+	if wait != nil {
+		v.Limit, v.Reason, v.Retryable = wait.Limit, wait.Reason, wait.Retryable
+		v.RetryAfter, v.Estimated = wait.RetryAfter, wait.Estimated
 	}
+	sortViolations(v.Violations) // only now: wait is one of them, where it was
 	return v
 }
 
 // soonestQuota is what a request waits for whose quota groups are all over: the
-// group that is free again first, and in it the limit that waits longest.
+// group that is free again first, and in it the limit that waits longest. nil without groups.
 func soonestQuota(groups map[int][]Violation) *Violation {
-	var firsts []Violation
+	var soonest *Violation
 	for _, g := range groups {
-		sortViolations(g)
-		firsts = append(firsts, g[0])
+		first := slices.MinFunc(g, compareViolations)
+		if soonest == nil || cmp.Or(
+			compareBool(soonest.Retryable, first.Retryable),
+			cmp.Compare(first.RetryAfter, soonest.RetryAfter),
+			cmp.Compare(first.Limit, soonest.Limit),
+			cmp.Compare(first.Reason, soonest.Reason),
+		) < 0 {
+			soonest = &first
+		}
 	}
-	if len(firsts) == 0 {
-		return nil
-	}
-	soonest := slices.MinFunc(firsts, func(a, b Violation) int {
-		return cmp.Or(
-			compareBool(b.Retryable, a.Retryable),
-			cmp.Compare(a.RetryAfter, b.RetryAfter),
-			cmp.Compare(a.Limit, b.Limit),
-			cmp.Compare(a.Reason, b.Reason),
-		)
-	})
-	return &soonest
+	return soonest
 }
 
 func violation(c Check, r Result, estimate func(Check) time.Duration) Violation {
@@ -159,18 +166,18 @@ func violation(c Check, r Result, estimate func(Check) time.Duration) Violation 
 	return v
 }
 
-// sortViolations puts what can never pass first, then the longest wait, an exact
+func sortViolations(vs []Violation) { slices.SortFunc(vs, compareViolations) }
+
+// compareViolations puts what can never pass first, then the longest wait, an exact
 // one before an estimate; ties are broken by what they are, never by position.
-func sortViolations(vs []Violation) {
-	slices.SortFunc(vs, func(a, b Violation) int {
-		return cmp.Or(
-			compareBool(a.Retryable, b.Retryable),
-			cmp.Compare(b.RetryAfter, a.RetryAfter),
-			compareBool(a.Estimated, b.Estimated),
-			cmp.Compare(a.Limit, b.Limit),
-			cmp.Compare(a.Reason, b.Reason),
-		)
-	})
+func compareViolations(a, b Violation) int {
+	return cmp.Or(
+		compareBool(a.Retryable, b.Retryable),
+		cmp.Compare(b.RetryAfter, a.RetryAfter),
+		compareBool(a.Estimated, b.Estimated),
+		cmp.Compare(a.Limit, b.Limit),
+		cmp.Compare(a.Reason, b.Reason),
+	)
 }
 
 func compareBool(a, b bool) int {

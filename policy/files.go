@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 )
 
 // Files are policy files that are read again when they may have changed. A file
@@ -19,7 +22,8 @@ type Files struct {
 	listed  map[string][]found   // the files of a path, when it was read last
 	known   map[string]fileState // of each file, as the last reading left it
 	set     *Set
-	wrong   string // the text of the last error
+	wrong   string     // the text of the last error
+	large   sync.Mutex // held while a large file is parsed
 }
 
 // Reading is what one reading of the files came to.
@@ -113,17 +117,18 @@ func (f *Files) files() []*fileState {
 			}
 			continue
 		}
-		newcomers := false // that are wrong
+		var unseen []found
+		before := len(seen)
 		for _, x := range files {
 			if !seen[x.file] {
 				seen[x.file] = true
-				s := f.check(x)
-				if f.options.Progress != nil {
-					f.options.Progress(len(seen))
-				}
-				newcomers = newcomers || s.use == nil
-				all = append(all, s)
+				unseen = append(unseen, x)
 			}
+		}
+		newcomers := false // that are wrong
+		for _, s := range f.checkAll(unseen, before) {
+			newcomers = newcomers || s.use == nil
+			all = append(all, s)
 		}
 		// A file that is gone may be one of those, renamed or written anew.
 		for _, x := range f.listed[path] {
@@ -136,6 +141,36 @@ func (f *Files) files() []*fileState {
 		f.listed[path] = files
 	}
 	return all
+}
+
+const (
+	maxReaders = 8       // files that are read at once
+	largeFile  = 1 << 20 // of these only one is parsed at a time: it may take much memory
+)
+
+// checkAll is check of each file, of several at once; the answers are in their order.
+// Before is how many files this reading has read already.
+func (f *Files) checkAll(files []found, before int) []*fileState {
+	states := make([]*fileState, len(files))
+	var next atomic.Int64
+	var progress sync.Mutex // guards done
+	done := before
+	var readers sync.WaitGroup
+	for range min(maxReaders, runtime.GOMAXPROCS(0), len(files)) {
+		readers.Go(func() {
+			for i := next.Add(1) - 1; i < int64(len(files)); i = next.Add(1) - 1 {
+				states[i] = f.check(files[i])
+				if f.options.Progress != nil {
+					progress.Lock()
+					done++
+					f.options.Progress(done)
+					progress.Unlock()
+				}
+			}
+		})
+	}
+	readers.Wait()
+	return states
 }
 
 // check reads one file, and parses it if it has changed.
@@ -156,6 +191,10 @@ func (f *Files) check(x found) *fileState {
 	case before.use != nil && before.use.domain.sum == sum:
 		s.now = before.use
 	default:
+		if len(data) > largeFile {
+			f.large.Lock()
+			defer f.large.Unlock()
+		}
 		s.now = parse(x.file, data, f.options)
 	}
 	if s.err = s.now.err; s.err == nil {

@@ -10,9 +10,6 @@ import (
 	"weir/limit"
 )
 
-// maxCompared is how many pairs of policies of a file are compared by lint.
-const maxCompared = 1_000_000
-
 // lint warns of what is valid, and probably not meant.
 func (p *parser) lint() {
 	l := linter{parser: p, harmless: make(map[string]bool)}
@@ -33,7 +30,6 @@ func (p *parser) lint() {
 
 type linter struct {
 	*parser
-	compared int
 	harmless map[string]bool // keys that need no warning of their look, or have had it
 }
 
@@ -54,7 +50,7 @@ func (l *linter) children(parent *node, at *path) {
 }
 
 func unreachable(n, by *node) string {
-	if n.wildcard() {
+	if n.isPattern() {
 		return fmt.Sprintf("no request gets here, but for one whose text is the pattern itself: line %d takes all that this matches; move this one before it, or remove one", by.line)
 	}
 	return fmt.Sprintf("no request gets here: line %d takes all that this matches; remove one", by.line)
@@ -65,37 +61,17 @@ func unreachable(n, by *node) string {
 // and a key alone to all of them. (The text of a pattern as it is, with its stars,
 // is found before any pattern is.)
 func (l *linter) hiddenBy(parent, n *node) *node {
-	if n.value != "" && !n.wildcard() {
+	if n.value != "" && !n.isPattern() {
 		return nil
 	}
-	for _, w := range parent.wild {
-		if w == n {
-			return nil // those after it do not hide it
-		}
-		if l.compared++; l.compared > maxCompared {
-			if l.compared == maxCompared+1 {
-				l.warnings.add(n.line, nil, "so many patterns stand beside each other that not all are compared here; use fewer, since a request tries one after the other")
-			}
-			return nil
-		}
-		if w.covers(n) {
-			return w
-		}
+	// A star in the text of n can only be taken by one of the wildcard's, so that this text
+	// tells it for all that n matches. Any value is as one that has nothing: only stars take
+	// that.
+	by := parent.wildcard(limit.Entry{Key: n.key, Value: n.value})
+	if n.isPattern() && by.place >= n.place {
+		return nil // its own text leads to it: those after it do not hide it
 	}
-	return nil
-}
-
-// covers reports whether the wildcard n matches all that other does. A star in the
-// text of other can only be taken by one of n, so that text tells it for all that
-// other matches.
-func (n *node) covers(other *node) bool {
-	if !glob(n.key, other.key) {
-		return false
-	}
-	if n.value == "" || strings.Trim(n.value, "*") == "" {
-		return true // any value
-	}
-	return other.value != "" && glob(n.value, other.value)
+	return by
 }
 
 // chargedTwice warns of a window that is to be charged when the work is done, beside

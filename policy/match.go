@@ -10,10 +10,9 @@ import (
 // Match returns the checks that r meets. No match, and a domain that the set
 // does not know, mean no limit. It keeps nothing of r but its texts.
 func (s *Set) Match(r Request) Match {
-	m := Match{Descriptors: make([]Matched, len(r.Descriptors))}
 	d := s.domains[r.Domain]
 	if d == nil {
-		return m
+		return Match{Descriptors: make([]Matched, len(r.Descriptors))}
 	}
 	var onStack [few]place
 	places := onStack[:0]
@@ -22,15 +21,15 @@ func (s *Set) Match(r Request) Match {
 	}
 	var names replaced
 	total := 0 // checks, at most
-	for _, asked := range r.Descriptors {
+	for i := range r.Descriptors {
+		asked := &r.Descriptors[i]
 		p := d.find(asked.Entries)
 		if asked.refundsNothing(r.Hits) {
-			p, asked.Override = place{}, nil
-		}
-		places = append(places, p)
-		if asked.Override != nil {
+			p = place{}
+		} else if asked.Override != nil {
 			total++
 		}
+		places = append(places, p)
 		if p.node == nil {
 			continue
 		}
@@ -39,16 +38,16 @@ func (s *Set) Match(r Request) Match {
 			names.collect(p.node, asked.Override != nil)
 		}
 	}
+	m, indices := newMatch(len(r.Descriptors), total)
 	if total == 0 {
 		return m
 	}
 
-	all := merger{checks: make([]limit.Check, 0, total)}
-	indices := make([]int, 0, total) // of all descriptors, one after the other
-	for i, asked := range r.Descriptors {
+	all := merger{checks: m.Checks}
+	for i := range r.Descriptors {
+		asked, n := &r.Descriptors[i], places[i].node
 		from := len(indices)
 		hits := asked.cost(r.Hits)
-		n := places[i].node
 		subject := asked.Entries
 		if n != nil && places[i].shared {
 			subject = d.subject(asked.Entries)
@@ -57,9 +56,10 @@ func (s *Set) Match(r Request) Match {
 			subject = d.hide(subject)
 		}
 		if asked.Override != nil && !asked.refundsNothing(r.Hits) {
+			var own limit.Limit = *asked.Override
 			c := limit.Check{
-				Key:         limit.Key(d.name, *asked.Override, subject),
-				Limit:       *asked.Override,
+				Key:         limit.Key(d.name, own, subject),
+				Limit:       own,
 				Hits:        hits,
 				Name:        OverrideName,
 				Shadow:      d.shadow,
@@ -72,31 +72,56 @@ func (s *Set) Match(r Request) Match {
 			}
 			indices = append(indices, all.add(c))
 		}
-		if n == nil {
-			m.Descriptors[i].Checks = indices[from:len(indices):len(indices)]
-			continue
-		}
-		for j := range n.rules {
-			rule := &n.rules[j]
-			if asked.Override != nil && !rule.outlivesOverride() || names.has(rule.explicit) {
-				continue
+		if n != nil {
+			for j := range n.rules {
+				rule := &n.rules[j]
+				if asked.Override != nil && !rule.outlivesOverride() || names.has(rule.explicit) {
+					continue
+				}
+				if rule.check.Limit == nil {
+					m.Descriptors[i].Unlimited = true
+					continue
+				}
+				c := rule.check
+				c.Key = limit.KeyOf(c.Key, subject)
+				c.Hits = hits
+				if rule.quota {
+					c.Quota = i + 1
+				}
+				indices = append(indices, all.add(c))
 			}
-			if rule.check.Limit == nil {
-				m.Descriptors[i].Unlimited = true
-				continue
-			}
-			c := rule.check
-			c.Key = limit.Key(d.name, c.Limit, subject)
-			c.Hits = hits
-			if rule.quota {
-				c.Quota = i + 1
-			}
-			indices = append(indices, all.add(c))
 		}
 		m.Descriptors[i].Checks = indices[from:len(indices):len(indices)]
 	}
 	m.Checks = all.finish()
 	return m
+}
+
+// newMatch returns the match of n descriptors, with room for total checks and for their
+// indices, those of all descriptors one after the other. Of most requests it is one piece of
+// memory.
+func newMatch(n, total int) (m Match, indices []int) {
+	switch {
+	case total == 0:
+		m.Descriptors = make([]Matched, n)
+	case n == 1 && total <= 2:
+		room := &struct {
+			descriptors [1]Matched
+			checks      [2]limit.Check
+			indices     [2]int
+		}{}
+		m.Descriptors, m.Checks, indices = room.descriptors[:], room.checks[:0], room.indices[:0]
+	case n <= 4 && total <= 4:
+		room := &struct {
+			descriptors [4]Matched
+			checks      [4]limit.Check
+			indices     [4]int
+		}{}
+		m.Descriptors, m.Checks, indices = room.descriptors[:n:n], room.checks[:0], room.indices[:0]
+	default:
+		m.Descriptors, m.Checks, indices = make([]Matched, n), make([]limit.Check, 0, total), make([]int, 0, total)
+	}
+	return m, indices
 }
 
 // reserve is how long a request's own limit reserves: as long as the limits that it stands

@@ -34,6 +34,7 @@ type parser struct {
 	// replacers are the named limits that replace others, for the search for
 	// those that replace each other.
 	replacers []replacer
+	prefixes  map[string]string // of keys, each once
 
 	fieldCount  int
 	policyCount int
@@ -220,18 +221,28 @@ func (p *parser) descriptors(f *field, parent *node, at *path, depth int) {
 		}
 		p.descriptor(resolve(item), parent, &path{up: at, index: i}, depth)
 	}
+	parent.indexed()
 	p.sharedOnce(parent, at)
 }
 
 // sharedOnce refuses a pattern that shares its subject beside a policy whose key
 // is the same text: a request that sends that text would name both subjects alike.
 func (p *parser) sharedOnce(parent *node, at *path) {
-	for _, shared := range parent.children {
-		if !shared.share || !strings.Contains(shared.key, "*") {
+	var byKey map[string][]*node // the first two of each pattern
+	for _, c := range parent.wild {
+		if !strings.Contains(c.key, "*") {
 			continue
 		}
-		for _, other := range parent.children {
-			if other != shared && other.key == shared.key {
+		if byKey == nil {
+			byKey = make(map[string][]*node)
+		}
+		if same := byKey[c.key]; len(same) < 2 {
+			byKey[c.key] = append(same, c)
+		}
+	}
+	for _, shared := range parent.wild {
+		for _, other := range byKey[shared.key] {
+			if shared.share && other != shared {
 				p.fail(shared.line, at, fmt.Sprintf("a key with share_threshold must stand alone, and line %d has the same key; give that one another pattern", other.line))
 				return
 			}
@@ -272,6 +283,9 @@ func (p *parser) descriptor(item *yaml.Node, parent *node, at *path, depth int) 
 		if !ok {
 			continue
 		}
+		if r.check.Limit != nil {
+			r.check.Key = p.keyPrefix(r.check.Limit)
+		}
 		r.check.Class, r.check.Shadow = n.class, n.shadow || p.domain.shadow
 		r.check.FailureMode, r.check.Fraction = n.failure.mode, n.failure.fraction
 		r.check.Name = r.explicit
@@ -291,6 +305,19 @@ func (p *parser) descriptor(item *yaml.Node, parent *node, at *path, depth int) 
 	if f := get(fields, "descriptors"); f != nil {
 		p.descriptors(f, n, at, depth+1)
 	}
+}
+
+// keyPrefix is limit.KeyPrefix, the same text for limits that share it.
+func (p *parser) keyPrefix(l limit.Limit) string {
+	prefix := limit.KeyPrefix(p.domain.name, l)
+	if p.prefixes == nil {
+		p.prefixes = make(map[string]string)
+	}
+	if before, ok := p.prefixes[prefix]; ok {
+		return before
+	}
+	p.prefixes[prefix] = prefix
+	return prefix
 }
 
 // label gives the path of a descriptor its key and value before they are
@@ -361,7 +388,7 @@ func (p *parser) options(fields []field, n *node, at *path) {
 			}
 		case "share_threshold":
 			n.share, _ = p.flag(f, at)
-			if n.share && !n.wildcard() {
+			if n.share && !n.isPattern() {
 				p.fail(f.line, at, "share_threshold needs a * in key or value; add one or remove it")
 			}
 		case "reject_as":

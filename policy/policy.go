@@ -59,7 +59,8 @@ type Options struct {
 	HashKey []byte
 	// NeedHashKey makes a sensitive policy an error if HashKey is empty.
 	NeedHashKey bool
-	// Progress, if not nil, is told after each file how many have been read.
+	// Progress, if not nil, is told after each file how many have been read. It is called
+	// by one goroutine after the other, before the reading ends.
 	Progress func(files int)
 }
 
@@ -108,7 +109,7 @@ func (s *Set) Limits() iter.Seq2[string, limit.Check] {
 			}
 			for n := range d.policies() {
 				for _, r := range n.rules {
-					if r.check.Limit != nil && !yield(name, r.check) {
+					if r.check.Key = ""; r.check.Limit != nil && !yield(name, r.check) {
 						return
 					}
 				}

@@ -30,7 +30,7 @@ func (s *Set) Pools() iter.Seq2[string, limit.Check] {
 // n's own.
 func (n *node) pools(path []limit.Entry, yield func(path []limit.Entry) bool) bool {
 	for _, c := range n.children {
-		if c.value == "" || c.wildcard() {
+		if c.value == "" || c.isPattern() {
 			continue
 		}
 		own := append(path[:len(path):len(path)], limit.Entry{Key: c.key, Value: c.value})

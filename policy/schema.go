@@ -92,17 +92,21 @@ func nearest(key string, words []string) string {
 	if len(key) > longest {
 		return ""
 	}
-	plain := strings.NewReplacer("_", "", "-", "", " ", "")
-	key = plain.Replace(strings.ToLower(key))
+	key = plain(strings.ToLower(key))
 	best, least := "", 3
 	for _, w := range words {
-		d := distance(key, plain.Replace(w))
+		d := distance(key, plain(w))
 		if d < least && 2*d < len(key) {
 			best, least = w, d
 		}
 	}
 	return best
 }
+
+// plain is a word without what separates its parts.
+func plain(word string) string { return separators.Replace(word) }
+
+var separators = strings.NewReplacer("_", "", "-", "", " ", "")
 
 // distance is how many letters must be changed, added or left out to make b
 // from a.

@@ -62,18 +62,21 @@ type node struct {
 	harmless bool
 	rules    []rule
 	children []*node // in file order
+	place    int     // among its siblings, in file order
 
 	// The children again, as they are looked up. A wildcard stands here too,
 	// since its own text, taken literally, matches it before any wildcard does.
 	exact map[entry]*node  // with a value
 	bare  map[string]*node // without
 	wild  []*node          // in file order
+	// index has those of wild if they are more than few; it is made when all are there.
+	index *wildcards
 }
 
 // rule is one limit of a policy.
 type rule struct {
-	// check is what a match makes but for the key and the hits. Its Limit is nil
-	// for an unlimited rate_limit.
+	// check is what a match makes but for the hits, and for the key, which is the prefix of
+	// the subjects' here. Its Limit is nil for an unlimited rate_limit.
 	check limit.Check
 	// quota makes Match set the check's group.
 	quota bool
@@ -104,8 +107,8 @@ func (n *node) each(yield func(*node) bool) bool {
 	return true
 }
 
-// wildcard reports whether the node's key or value is a pattern.
-func (n *node) wildcard() bool {
+// isPattern reports whether the node's key or value is a pattern.
+func (n *node) isPattern() bool {
 	return strings.Contains(n.key, "*") || strings.Contains(n.value, "*")
 }
 
@@ -121,6 +124,7 @@ func (n *node) add(c *node) (before *node) {
 	if before != nil {
 		return before
 	}
+	c.place = len(n.children)
 	n.children = append(n.children, c)
 	switch {
 	case c.value != "":
@@ -134,7 +138,7 @@ func (n *node) add(c *node) (before *node) {
 		}
 		n.bare[c.key] = c
 	}
-	if c.wildcard() {
+	if c.isPattern() {
 		n.wild = append(n.wild, c)
 	}
 	return nil
@@ -148,12 +152,31 @@ func (n *node) child(e limit.Entry) *node {
 	if c := n.exact[entry{e.Key, e.Value}]; c != nil {
 		return c
 	}
+	if c := n.wildcard(e); c != nil {
+		return c
+	}
+	return n.bare[e.Key]
+}
+
+// wildcard returns the first pattern among the children, in file order, that e matches; or
+// nil.
+func (n *node) wildcard(e limit.Entry) *node {
+	if n.index != nil {
+		return n.index.find(e.Key, e.Value)
+	}
 	for _, c := range n.wild {
 		if glob(c.key, e.Key) && (c.value == "" || glob(c.value, e.Value)) {
 			return c
 		}
 	}
-	return n.bare[e.Key]
+	return nil
+}
+
+// indexed makes the index of the patterns among the children, which all must be there.
+func (n *node) indexed() {
+	if len(n.wild) > few {
+		n.index = newWildcards(n.wild)
+	}
 }
 
 // place is where the entries of a descriptor lead.

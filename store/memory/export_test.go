@@ -18,7 +18,7 @@ func (s *Store) Dump() string {
 		if st.dies <= s.now() {
 			continue
 		}
-		live := st.slots[st.slots.expired(s.now()):]
+		live := slices.Collect(st.slots.alive(s.now()))
 		fmt.Fprintf(&b, "%s %+v %+v %v\n", key, st.bucket, st.window, live)
 	}
 	for _, key := range slices.Sorted(maps.Keys(s.leases)) {

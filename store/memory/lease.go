@@ -262,6 +262,9 @@ func (s *Store) hold(key, token string, expiry int64, slack time.Duration, now i
 	if st == nil {
 		st = &state{}
 	}
+	if st.slots == nil {
+		st.slots = &slots{}
+	}
 	st.slots.add(slot{expiry, token})
 	s.write(key, st, expiry, slack, now)
 }

@@ -45,7 +45,7 @@ var _ store.Store = (*Store)(nil)
 type state struct {
 	bucket limit.BucketState
 	window limit.WindowState
-	slots  slots
+	slots  *slots    // nil before the first
 	of     *ofStream // nil if it is no stream's or operation's
 	// charged and reserved are the last decision that did so, so that each does so once.
 	charged, reserved uint64
@@ -259,12 +259,15 @@ func (s *Store) Inspect(_ context.Context, checks []limit.Check) ([]limit.State,
 		case limit.Window:
 			found[i] = st.window.Inspect(l, c.Hits, now)
 		case limit.Concurrency:
-			live := st.slots[st.slots.expired(now):]
-			first := make([]limit.Slot, 0, min(len(live), limit.MaxHolders))
-			for _, m := range live[:cap(first)] {
+			live := st.slots.live(now)
+			first := make([]limit.Slot, 0, min(live, limit.MaxHolders))
+			for m := range st.slots.alive(now) {
+				if len(first) == cap(first) {
+					break
+				}
 				first = append(first, limit.Slot{Token: m.token, Expiry: m.expiry})
 			}
-			found[i] = l.Inspect(int64(len(live)), first, now)
+			found[i] = l.Inspect(live, first, now)
 		}
 	}
 	return found, nil

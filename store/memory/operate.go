@@ -17,13 +17,17 @@ func (s *Store) Leases(_ context.Context, domain string, after limit.Slot, n int
 		return page, nil
 	}
 	now, parts := s.now(), 0
-	rest := index.slots[index.slots.expired(now):].behind(slot{after.Expiry, after.Token})
-	for i, m := range rest {
-		if i == limit.PageSize(n) || parts >= limit.MaxListedParts {
-			last := rest[i-1]
+	from := slot{after.Expiry, after.Token}
+	if from.expiry <= now { // those that have expired are not listed
+		from = slot{expiry: now + 1}
+	}
+	var last slot
+	for m := range index.slots.behind(from) {
+		if len(page.Leases) == limit.PageSize(n) || parts >= limit.MaxListedParts {
 			page.Next = limit.Slot{Token: last.token, Expiry: last.expiry}
 			break
 		}
+		last = m
 		one, read := s.listed(domain, m, now)
 		page.Leases = append(page.Leases, one)
 		parts += read

@@ -1,0 +1,325 @@
+package redis_test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"weir/limit"
+	"weir/store/redis"
+	"weir/store/storetest"
+)
+
+// perItem are the commands whose work grows with the members that they find, in a set or among
+// all keys.
+var perItem = []string{
+	"zrange", "zrangebyscore", "zrevrange", "zrevrangebyscore", "zremrangebyscore", "zscan", "smembers", "sscan", "hgetall", "hkeys", "hvals", "hscan",
+	"lrange", "keys", "scan", "sort",
+}
+
+// A decision, and what ends its lease, call the same commands when a pool holds 100,000 leases
+// as when it holds 10, and none whose work grows with them; when as many have expired, too.
+func TestALargePoolIsDecidedAsASmallOneIs(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		clock := storetest.NewClock()
+		s, client := open(t, server, clock.Now)
+		account, slots, pool := check(bucket(t, 1_000_000, time.Second), "a"), check(lane(t, 1000, time.Hour), "a"), check(lane(t, 1_000_000, time.Hour), "pool")
+		took := func() map[string]int {
+			before := calls(t, client)
+			r := withLease(request(account, slots, pool))
+			if d := decide(t, s, r); !d.Admitted {
+				t.Fatal("refused")
+			}
+			if _, err := s.Renew(storetest.Context(t), limit.Extension{Lease: r.Lease}); err != nil {
+				t.Fatal(err)
+			}
+			if e, err := s.Release(storetest.Context(t), limit.Ending{Lease: r.Lease}); err != nil || e.Result != limit.Released {
+				t.Fatalf("Release = %v, %v", e, err)
+			}
+			after := calls(t, client)
+			maps.DeleteFunc(after, func(name string, n int) bool { return n == before[name] || name == "info" })
+			for name := range after {
+				after[name] -= before[name]
+			}
+			// An expiry that is not later, by the clock of Redis, is asked for twice.
+			if n := after["pexpire"]; n > 12 {
+				t.Errorf("PEXPIRE is called %d times for three sets", n)
+			}
+			delete(after, "pexpire")
+			return after
+		}
+		took() // the scripts are loaded
+		held := 0
+		hold := func(n int) {
+			var members []goredis.Z
+			for ; held < n; held++ {
+				members = append(members, goredis.Z{Score: float64(clock.Now() + time.Hour.Milliseconds()), Member: "lease" + strconv.Itoa(held)})
+			}
+			for part := range slices.Chunk(members, 1000) {
+				for _, key := range []string{pool.Key, limit.LeasesKey("d")} {
+					if err := client.ZAdd(storetest.Context(t), key, part...).Err(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+		}
+		hold(10)
+		few := took()
+		hold(100_000)
+		many := took()
+		if got := inspect(t, s, pool)[0].Count; got != 100_000 {
+			t.Fatalf("the pool holds %d, want 100,000", got)
+		}
+		if !maps.Equal(few, many) {
+			t.Errorf("with 100,000 leases %v, with 10 %v, want the same", many, few)
+		}
+		clock.Advance(2 * time.Hour)
+		expired := took()
+		for _, name := range perItem {
+			if many[name]+expired[name] > 0 {
+				t.Errorf("it calls %s", strings.ToUpper(name))
+			}
+		}
+		// What has expired is cleaned away bit by bit, so a few commands more.
+		total := func(counts map[string]int) (n int) {
+			for _, c := range counts {
+				n += c
+			}
+			return n
+		}
+		if got, most := total(expired), total(few)+4; got > most {
+			t.Errorf("with 100,000 expired leases it calls %d commands, %v, want at most %d", got, expired, most)
+		}
+	})
+}
+
+// Nothing that is kept for a subject stays: every key has an expiry, and one that is idle
+// goes when it means nothing any more.
+func TestNoKeyOfASubjectStays(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		s, client := open(t, server, nil)
+		window, err := limit.NewWindow(1_000_000, limit.Hour, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const subjects = 50
+		for i := range subjects {
+			id := fmt.Sprint(i)
+			reserved := check(bucket(t, 10, time.Minute), "reserved"+id)
+			reserved.Reserve = time.Minute
+			r := withLease(request(
+				check(bucket(t, 10, time.Minute), id), check(window, id), check(slides(t, 10), id), check(lane(t, 3, time.Minute), id), check(lane(t, 1000, time.Minute), "pool"), reserved,
+			))
+			switch i % 3 {
+			case 1:
+				r.Stream = "stream" + id
+			case 2:
+				r.Operation.ID = "operation" + id
+			}
+			if d := decide(t, s, r); !d.Admitted {
+				t.Fatalf("refused: %+v", d)
+			}
+			if i%2 == 0 {
+				if _, err := s.Release(storetest.Context(t), limit.Ending{Lease: r.Lease}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// The end of a stream that has asked nothing.
+			if _, err := s.Release(storetest.Context(t), limit.Ending{Domain: "d", Stream: "other" + id}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		keys, err := client.Keys(storetest.Context(t), "*").Result()
+		if err != nil || len(keys) < 5*subjects {
+			t.Fatalf("%d keys, %v; want at least %d", len(keys), err, 5*subjects)
+		}
+		for _, key := range keys {
+			left, err := client.PTTL(storetest.Context(t), key).Result()
+			if err != nil || left <= 0 || left > limit.StreamSlack+time.Hour {
+				t.Errorf("%s goes after %v, %v; want it within %v", key, left, err, limit.StreamSlack+time.Hour)
+			}
+		}
+
+		// A bucket is one key, which goes when the bucket is full and the slack is over.
+		if err := client.FlushDB(storetest.Context(t)).Err(); err != nil {
+			t.Fatal(err)
+		}
+		short := request(check(bucket(t, 1, time.Second), "x"))
+		decide(t, s, short)
+		left, err := client.PTTL(storetest.Context(t), short.Checks[0].Key).Result()
+		if slack := 10 * time.Second; err != nil || left <= 0 || left > time.Second+slack {
+			t.Errorf("a bucket that is full after 1 s goes after %v, %v; want %v at most", left, err, time.Second+slack)
+		}
+		if n, err := client.DBSize(storetest.Context(t)).Result(); err != nil || n != 1 {
+			t.Errorf("a bucket has %d keys, %v; want 1", n, err)
+		}
+	})
+}
+
+// openBench opens a store on a server of its own, and a client of that.
+func openBench(b *testing.B) (*redis.Store, *goredis.Client) {
+	b.Helper()
+	server := storetest.StartRedis(b, storetest.AnyRedis(b))
+	s, err := redis.Open(redis.Options{URL: server.URL, ReplyTimeout: storetest.Deadline})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = s.Close() })
+	opts, err := goredis.ParseURL(server.URL)
+	if err != nil {
+		b.Fatal(err)
+	}
+	client := goredis.NewClient(opts)
+	b.Cleanup(func() { _ = client.Close() })
+	return s, client
+}
+
+// usage returns the processor time of Redis in seconds, and its bytes for data.
+func usage(b *testing.B, client *goredis.Client) (cpu float64, memory int64) {
+	b.Helper()
+	text, err := client.Info(storetest.Context(b), "cpu", "memory").Result()
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		switch name {
+		case "used_cpu_sys", "used_cpu_user":
+			seconds, _ := strconv.ParseFloat(value, 64)
+			cpu += seconds
+		case "used_memory":
+			memory, _ = strconv.ParseInt(value, 10, 64)
+		}
+	}
+	return cpu, memory
+}
+
+// callers calls f for 0 to n-1, of 64 callers.
+func callers(n int, f func(i int)) {
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range 64 {
+		all.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				f(int(i))
+			}
+		})
+	}
+	all.Wait()
+}
+
+// perDecision has 64 callers decide, and tells the processor time of Redis for each.
+func perDecision(b *testing.B, client *goredis.Client, f func(i int)) {
+	b.Helper()
+	before, _ := usage(b, client)
+	var next atomic.Int64
+	b.ReportAllocs()
+	b.ResetTimer()
+	b.SetParallelism(32) // times GOMAXPROCS
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			f(int(next.Add(1)))
+		}
+	})
+	b.StopTimer()
+	after, _ := usage(b, client)
+	b.ReportMetric((after-before)*1e9/float64(b.N), "redis-ns/op")
+}
+
+// BenchmarkSubjects is what a decision of one bucket costs by how many subjects there are, of
+// which each has its turn; and how much memory of Redis one takes that is idle.
+func BenchmarkSubjects(b *testing.B) {
+	l := bucket(b, 1_000_000_000, time.Second)
+	for _, n := range []int{1_000, 10_000, 100_000, 1_000_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s, client := openBench(b)
+			ask := func(i int) {
+				if d, err := s.Decide(context.Background(), request(check(l, "customer-"+strconv.Itoa(i)))); err != nil || !d.Admitted {
+					b.Errorf("Decide = %+v, %v", d, err)
+				}
+			}
+			ask(0)
+			_, before := usage(b, client)
+			callers(n, ask)
+			_, after := usage(b, client)
+			perDecision(b, client, func(i int) { ask(int(uint64(i) * 7919 % uint64(n))) })
+			b.ReportMetric(float64(after-before)/float64(n), "redis-B/subject")
+		})
+	}
+}
+
+// BenchmarkPool is what a decision of a bucket, a lane and a pool costs with the release of its
+// lease, by how many leases the pool holds already.
+func BenchmarkPool(b *testing.B) {
+	tokens, slots := bucket(b, 1_000_000_000, time.Second), lane(b, 1_000_000, time.Hour)
+	for _, n := range []int{10, 1_000, 100_000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s, client := openBench(b)
+			ask := func(i int) limit.LeaseID {
+				account := "customer-" + strconv.Itoa(i%1000)
+				r := request(check(tokens, account), check(slots, account), check(slots, "pool"))
+				var random [16]byte
+				binary.BigEndian.PutUint64(random[:], leaseNumber.Add(1)*0x9e3779b97f4a7c15) // no order, as real ones
+				r.Lease = limit.NewLeaseID("d", random)
+				if d, err := s.Decide(context.Background(), r); err != nil || !d.Admitted {
+					b.Errorf("Decide = %+v, %v", d, err)
+				}
+				return r.Lease
+			}
+			callers(n, func(i int) { ask(i) })
+			perDecision(b, client, func(i int) {
+				if e, err := s.Release(context.Background(), limit.Ending{Lease: ask(i)}); err != nil || e.Result != limit.Released {
+					b.Errorf("Release = %+v, %v", e, err)
+				}
+			})
+		})
+	}
+}
+
+// BenchmarkShapes is what decisions cost alone by what they ask, refusals too.
+func BenchmarkShapes(b *testing.B) {
+	s, _ := openBench(b)
+	tokens, slots := bucket(b, 1_000_000_000, time.Second), lane(b, 1_000_000, time.Hour)
+	three := request(check(tokens, "a"), check(tokens, "b"), check(tokens, "c"))
+	empty := check(bucket(b, 1, 24*time.Hour), "empty")
+	decide(b, s, request(empty))
+	for _, tt := range []struct {
+		name     string
+		r        limit.Request
+		released bool
+	}{
+		{"one bucket", request(check(tokens, "a")), false},
+		{"one bucket refuses", request(empty), false},
+		{"three buckets", three, false},
+		{"bucket, lane and pool, released", request(check(tokens, "a"), check(slots, "a"), check(slots, "pool")), true},
+	} {
+		b.Run(tt.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				r := tt.r
+				if tt.released {
+					r = withLease(r)
+				}
+				if _, err := s.Decide(b.Context(), r); err != nil {
+					b.Fatal(err)
+				}
+				if !tt.released {
+					continue
+				}
+				if e, err := s.Release(b.Context(), limit.Ending{Lease: r.Lease}); err != nil || e.Result != limit.Released {
+					b.Fatalf("Release = %+v, %v", e, err)
+				}
+			}
+		})
+	}
+}
