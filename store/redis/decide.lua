@@ -124,5 +124,6 @@ local replies = each(function(at, keys, token, with, kind, k, hits, mode, x, y, 
   decide = decide or make()
   return decide(at, list(keys, token, with, kind, k, hits, mode, x, y, z, reserve, name, packed, more, ...))
 end)
-flush()
+local ok, err = pcall(flush)
+if not ok then error('weir: half written: ' .. (type(err) == 'table' and err.err or tostring(err))) end
 return replies

@@ -146,7 +146,8 @@ func hasPrefix(err error, prefixes ...string) bool {
 }
 
 // halfRun reports whether an error stopped a script where it may have written: the
-// slot of its keys is being moved, and one that it had not declared is gone.
+// slot of its keys is being moved, and one that it had not declared is gone; or decide.lua failed
+// while it wrote.
 func halfRun(err error) bool {
-	return err != nil && strings.Contains(err.Error(), "Script attempted to")
+	return err != nil && (strings.Contains(err.Error(), "Script attempted to") || strings.Contains(err.Error(), "weir: half written"))
 }

@@ -529,6 +529,28 @@ func stall(t *testing.T, server *storetest.Redis, pings int) {
 	}
 }
 
+// A decision of which a part was written is not tried again, and what it took is given back.
+func TestWhatIsHalfWrittenIsUndone(t *testing.T) {
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		server.MustDo(t, strings.Fields("ACL SETUSER weir on >secret "+storetest.Rights+" -zadd")...)
+		s, err := redis.Open(redis.Options{URL: strings.Replace(server.URL, "unix://", "unix://weir:secret@", 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = s.Close() })
+		r := request(check(bucket(t, 5, time.Hour), "x"))
+		decide(t, s, r) // the script is loaded
+		d, err := s.Decide(storetest.Context(t), withLease(request(r.Checks[0], check(lane(t, 5, time.Hour), "x"))))
+		if err == nil || !strings.Contains(err.Error(), "half written") {
+			t.Errorf("Decide = %+v, %v, want an error", d, err)
+		}
+		storetest.Eventually(t, "what was taken is given back", func() bool {
+			states, err := s.Inspect(storetest.Context(t), r.Checks)
+			return err == nil && states[0].Remaining == 4
+		})
+	})
+}
+
 // The commands and keys that README.md says an ACL user needs are all it needs.
 func TestAUserNeedsNoMoreRightsThanAreTold(t *testing.T) {
 	each(t, func(t *testing.T, server *storetest.Redis) {
