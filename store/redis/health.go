@@ -137,6 +137,9 @@ func notServing(err error) bool {
 }
 
 func hasPrefix(err error, prefixes ...string) bool {
+	if err == nil { // as nearly always, and HasErrorPrefix makes a text of it
+		return false
+	}
 	for _, p := range prefixes {
 		if goredis.HasErrorPrefix(err, p) {
 			return true
