@@ -65,7 +65,7 @@ local function list(keys, first, ...)
 end
 
 -- Runs run(at, keys, ...) for each item: its keys are KEYS[at + 1] to KEYS[at + keys], and the rest
--- its arguments. It returns the reply, packed or as a table.
+-- its arguments. It returns the reply, packed or as a table; a text that is packed is an error.
 local function each(run)
   local replies = {}
   for i = 2, #ARGV do

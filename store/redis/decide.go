@@ -17,9 +17,7 @@ func (s *Store) Decide(ctx context.Context, r limit.Request) (limit.Decision, er
 	if err := store.CheckRequest(r); err != nil {
 		return limit.Decision{}, fmt.Errorf("redis: decide: %w", err)
 	}
-	c := s.decideCall(r)
-	defer c.free()
-	reply, err := s.do(ctx, c)
+	reply, err := s.do(ctx, s.decideCall(r))
 	if err != nil {
 		return limit.Decision{}, fmt.Errorf("redis: decide: %w", err)
 	}
@@ -69,7 +67,7 @@ func (s *Store) decideCall(r limit.Request) *call {
 		case limit.TokenBucket:
 			hits := min(check.Hits, l.Capacity+1) // more is no different, and stays exact
 			a.check("b", key, hits, mode, l.Capacity, l.Scale, l.Refill, check.Reserve, name)
-			a.packed(func() { a.ints(l.Capacity, l.Scale, l.Refill) })
+			a.limit(l.Capacity, l.Scale, l.Refill)
 		case limit.Window:
 			over := int64(0)
 			if l.ChargeOver {

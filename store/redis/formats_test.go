@@ -59,6 +59,9 @@ end`,
 		if again == rest || !strings.Contains(again, "pack_all(WRITES") {
 			panic("a script does not say which formats it knows, or how it packs them")
 		}
+		if strings.Contains(again, "FORMAT .. pack") {
+			panic("pack_bucket is not what the replacement expects")
+		}
 		return shebang + "\n" + prelude + again
 	}
 }

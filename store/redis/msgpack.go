@@ -72,12 +72,13 @@ func (p *packer) string(s string) {
 	p.bytes = append(p.bytes, s...)
 }
 
-// packed adds what add adds as one string, of less than 32 bytes.
-func (p *packer) packed(add func()) {
+// limit adds a bucket's limit as one string, which its state has as it is: three integers of
+// nine bytes at most.
+func (p *packer) limit(capacity, scale, refill int64) {
 	p.begin()
 	at, n := len(p.bytes), p.n
 	p.bytes = append(p.bytes, 0)
-	add()
+	p.ints(capacity, scale, refill)
 	p.bytes[at], p.n = 0xa0|byte(len(p.bytes)-at-1), n
 }
 

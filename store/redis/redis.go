@@ -94,7 +94,6 @@ func (s *Store) Undo(ctx context.Context, r limit.Request) (limit.Release, error
 }
 
 func (s *Store) release(ctx context.Context, c *call) (limit.Release, error) {
-	defer c.free()
 	reply, err := s.do(ctx, c)
 	if err != nil {
 		return limit.Release{}, fmt.Errorf("redis: release: %w", err)

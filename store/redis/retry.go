@@ -12,8 +12,9 @@ import (
 
 // do sends c to the node of its keys and waits for the answer, or until ctx ends. A
 // call that is known not to have run is tried again, as docs/decisions/0006-retries.md
-// says; one that may have run never is.
+// says; one that may have run never is. It is freed.
 func (s *Store) do(ctx context.Context, c *call) (unpacker, error) {
+	defer c.free()
 	key := ""
 	if len(c.keys) > 0 {
 		key = c.keys[0]

@@ -60,6 +60,9 @@ func fold(source string) string {
 	for _, m := range constants.FindAllStringSubmatch(rest, -1) {
 		numbers := strings.Split(m[2], ", ")
 		for i, name := range strings.Split(m[1], ", ") {
+			if values[name] != "" {
+				panic("two constants of a script are called " + name)
+			}
 			values[name] = numbers[i]
 		}
 	}

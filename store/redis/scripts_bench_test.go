@@ -15,8 +15,8 @@ import (
 	"weir/store/storetest"
 )
 
-// BenchmarkScripts is what Redis itself uses for a call, in script calls of 1 and of maxBatch,
-// many of them to a pipeline: the script's part of a decision.
+// BenchmarkScripts is the CPU time that Redis uses for a decision, or its release, in script calls of 1 and of
+// maxBatch, in pipelines of 512 decisions: the scripts, and to read and answer their calls, with warm caches.
 func BenchmarkScripts(b *testing.B) {
 	server := storetest.StartRedis(b, storetest.AnyRedis(b))
 	s, err := Open(Options{URL: server.URL})
@@ -37,7 +37,7 @@ func BenchmarkScripts(b *testing.B) {
 	lane := limit.Concurrency{Max: 1000, Lease: 2 * time.Minute}
 	pool := limit.Concurrency{Max: 1_000_000, Lease: 2 * time.Minute}
 	check := func(l limit.Limit, name, subject string) limit.Check {
-		return limit.Check{Limit: l, Name: name, Key: fmt.Sprintf("weir:{ai}:%s:%s", name, subject), Hits: 1}
+		return limit.Check{Limit: l, Name: name, Key: "weir:{ai}:" + name + ":" + subject, Hits: 1}
 	}
 	for _, tt := range []struct {
 		name  string
@@ -67,14 +67,13 @@ func BenchmarkScripts(b *testing.B) {
 		for _, size := range []int{1, maxBatch} {
 			b.Run(fmt.Sprintf("%s/%d", tt.name, size), func(b *testing.B) {
 				ctx := b.Context()
-				var used [2]time.Duration
-				n := 0
+				l := scriptLoad{b: b, client: client, pid: server.PID(), size: size, calls: tt.calls}
 				for b.Loop() {
-					n = round(ctx, b, client, size, n, tt.calls, server.PID(), &used)
+					l.round(ctx)
 				}
 				for i, what := range []string{"redis-ns/decision", "redis-ns/release"} {
-					if used[i] > 0 {
-						b.ReportMetric(float64(used[i].Nanoseconds())/float64(n), what)
+					if l.used[i] > 0 {
+						b.ReportMetric(float64(l.used[i].Nanoseconds())/float64(l.decisions), what)
 					}
 				}
 				b.ReportMetric(0, "ns/op")
@@ -83,20 +82,32 @@ func BenchmarkScripts(b *testing.B) {
 	}
 }
 
-// round sends 512 decisions in one pipeline.
-func round(ctx context.Context, b *testing.B, client *goredis.Client, size, n int, calls func(i int) []*call, pid int, used *[2]time.Duration) int {
-	all := make([][]*scriptCall, 2)
-	for range 512 / size {
+// scriptLoad asks a Redis without a store's workers.
+type scriptLoad struct {
+	b      *testing.B
+	client *goredis.Client
+	pid    int                 // of Redis
+	size   int                 // calls to a script call
+	calls  func(i int) []*call // the i-th decision, and maybe its release
+
+	decisions int
+	used      [2]time.Duration // by decisions, by releases
+}
+
+// round sends 512 decisions in one pipeline, and then their releases in another.
+func (l *scriptLoad) round(ctx context.Context) {
+	var all [2][]*scriptCall
+	for range 512 / l.size {
 		var these []*scriptCall
-		for range size {
-			for i, c := range calls(n) {
+		for range l.size {
+			for i, c := range l.calls(l.decisions) {
 				c.ctx = ctx
 				if i == len(these) {
-					these = append(these, &scriptCall{source: n == 0})
+					these = append(these, &scriptCall{source: l.decisions == 0})
 				}
 				these[i].add(c)
 			}
-			n++
+			l.decisions++
 		}
 		for i, s := range these {
 			all[i] = append(all[i], s)
@@ -106,25 +117,24 @@ func round(ctx context.Context, b *testing.B, client *goredis.Client, size, n in
 		if len(calls) == 0 {
 			continue
 		}
-		pipe := client.Pipeline()
+		pipe := l.client.Pipeline()
 		for _, s := range calls {
-			_ = pipe.Process(ctx, s.command(ctx, ""))
+			_ = pipe.Process(ctx, s.command(ctx, "")) // it only queues
 		}
-		before := cpu(b, pid)
+		before := cpu(l.b, l.pid)
 		if _, err := pipe.Exec(ctx); err != nil {
-			b.Fatal(err)
+			l.b.Fatal(err)
 		}
-		used[i] += cpu(b, pid) - before
+		l.used[i] += cpu(l.b, l.pid) - before
 		for _, s := range calls {
 			s.answer()
 			for _, c := range s.calls {
 				if c.err != nil {
-					b.Fatal(c.err)
+					l.b.Fatal(c.err)
 				}
 			}
 		}
 	}
-	return n
 }
 
 // cpu is the time that a process has had a CPU for.

@@ -32,7 +32,8 @@
 -- include lease.lua
 -- include debit.lua
 
-local SETTLED, CHARGED, BEFORE, LATE, NOT_RESERVED = 1, 2, 3, 4, 5
+-- What became of the usage of a limit.
+local IS_SETTLED, IS_CHARGED, BEFORE, LATE, NOT_RESERVED = 1, 2, 3, 4, 5
 local USAGE_LIFE = 600000
 
 local function settle(at, ...)
@@ -83,7 +84,7 @@ local function settle(at, ...)
       if more ~= 0 then debits[#debits + 1] = debit end
     end
     record[i + 3], settled = 1, true
-    return SETTLED, more
+    return IS_SETTLED, more
   end
 
   local reply = {}
@@ -107,7 +108,7 @@ local function settle(at, ...)
         if known == HOLDING then result = LATE end
       elseif args[4] ~= '1' then
         note(mark, key)
-        result, more = CHARGED, hits
+        result, more = IS_CHARGED, hits
         local packed = call('GET', key)
         local x, y, z = args[a + 3], args[a + 4], args[a + 5]
         if args[a] == 'b' then
