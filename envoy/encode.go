@@ -45,10 +45,12 @@ func Append(b []byte, a Ask, m policy.Match, d limit.Decision, v limit.Verdict, 
 	if v.Admitted && o.LeaseHeader && d.Lease != "" {
 		b = appendHeader(b, 4, "x-weir-lease", string(d.Lease))
 	}
+	var at int
 	if !v.Admitted {
-		b = text(b, 5, string(v.Problem()))
+		b, at = begin(b, 5)
+		b = end(v.AppendProblem(b), at)
 	}
-	b, at := begin(b, 6)
+	b, at = begin(b, 6)
 	return end(appendMetadata(b, d, v), at)
 }
 

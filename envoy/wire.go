@@ -19,8 +19,9 @@ func number(b []byte, field protowire.Number, n uint64) []byte {
 }
 
 // text appends a string, or bytes, which are not left out.
-func text(b []byte, field protowire.Number, s string) []byte {
-	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
+func text[value string | []byte](b []byte, field protowire.Number, s value) []byte {
+	b = protowire.AppendVarint(protowire.AppendTag(b, field, protowire.BytesType), uint64(len(s)))
+	return append(b, s...)
 }
 
 // begin begins a message in a message: what is appended to b until end is in it, and at is
