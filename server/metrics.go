@@ -141,10 +141,13 @@ func latency(name, help string) prometheus.HistogramOpts {
 }
 
 // expect creates the series that alerts watch, at 0: an increase from nothing would
-// be none to Prometheus.
-func (m *metrics) expect(set *policy.Set, mode func(limit.Check) limit.FailureMode) {
+// be none to Prometheus. The series of old, which was in force before, are there; nil: none was.
+func (m *metrics) expect(set, old *policy.Set, mode func(limit.Check) limit.FailureMode) {
 	m.names.set(set, m.forget)
 	for _, domain := range set.Domains() {
+		if old != nil && old.Has(domain) { // those of a domain alone stay
+			continue
+		}
 		m.breakerOpen.WithLabelValues(domain)
 		m.granted.WithLabelValues(domain)
 		m.expired.WithLabelValues(domain)
@@ -159,11 +162,15 @@ func (m *metrics) expect(set *policy.Set, mode func(limit.Check) limit.FailureMo
 			m.released.WithLabelValues(domain, result.String())
 		}
 	}
-	type bypass struct{ domain, limit, mode string }
-	seen := make(map[bypass]bool) // limits of one name, and others
+	type bypass struct{ limit, mode string }
+	seen, of := make(map[bypass]bool), "" // many limits may have one label; those of a domain come together
 	for domain, c := range set.Limits() {
+		if domain != of {
+			clear(seen)
+			of = domain
+		}
 		name := m.names.of(domain, c.Name)
-		if b := (bypass{domain, name, mode(c).String()}); !seen[b] {
+		if b := (bypass{name, mode(c).String()}); !seen[b] {
 			seen[b] = true
 			for _, reason := range reasons {
 				m.bypassed.WithLabelValues(domain, name, b.mode, reason)
