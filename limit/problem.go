@@ -114,7 +114,7 @@ func appendJSON[text string | []byte](b []byte, s text) []byte {
 		if c >= utf8.RuneSelf {
 			var r rune
 			r, size = utf8.DecodeRuneInString(string(s[i:min(len(s), i+utf8.UTFMax)]))
-			if !(r == utf8.RuneError && size == 1) && r != '\u2028' && r != '\u2029' {
+			if (r != utf8.RuneError || size > 1) && r != '\u2028' && r != '\u2029' {
 				i += size
 				continue
 			}
