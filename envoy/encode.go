@@ -3,6 +3,7 @@ package envoy
 import (
 	"cmp"
 	"math"
+	"slices"
 	"time"
 
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -21,6 +22,10 @@ type Options struct {
 	RateLimitHeaders bool
 }
 
+// refusalSize is room for most refusals, so that b grows once: their problem and metadata are
+// far longer than what an admitted request is told.
+const refusalSize = 896
+
 // Append appends a decision in Envoy's words, a RateLimitResponse on the wire, to b: m is what
 // a.Request meets, d what was decided for m.Checks, and v the verdict on that. If there was
 // nothing to ask, m is empty and v admits.
@@ -29,6 +34,7 @@ func Append(b []byte, a Ask, m policy.Match, d limit.Decision, v limit.Verdict, 
 	code := rls.RateLimitResponse_OK
 	if !v.Admitted {
 		code = rls.RateLimitResponse_OVER_LIMIT
+		b = slices.Grow(b, refusalSize)
 	}
 	b = number(b, 1, uint64(code))
 	for _, place := range a.places {
@@ -45,10 +51,12 @@ func Append(b []byte, a Ask, m policy.Match, d limit.Decision, v limit.Verdict, 
 	if v.Admitted && o.LeaseHeader && d.Lease != "" {
 		b = appendHeader(b, 4, "x-weir-lease", string(d.Lease))
 	}
+	var at int
 	if !v.Admitted {
-		b = text(b, 5, string(v.Problem()))
+		b, at = begin(b, 5)
+		b = end(v.AppendProblem(b), at)
 	}
-	b, at := begin(b, 6)
+	b, at = begin(b, 6)
 	return end(appendMetadata(b, d, v), at)
 }
 

@@ -19,7 +19,8 @@ func appendResponseHeaders(b []byte, m policy.Match, d limit.Decision, v limit.V
 		// RFC 9110, 10.2.3: "A delay-seconds value is a non-negative decimal
 		// integer". At least 1: 0 would mean at once.
 		if v.Retryable {
-			b = appendHeader(b, 3, "retry-after", strconv.FormatInt(max(1, seconds(v.RetryAfter)), 10))
+			var digits [20]byte
+			b = appendHeader(b, 3, "retry-after", strconv.AppendInt(digits[:0], max(1, seconds(v.RetryAfter)), 10))
 		}
 		b = appendHeader(b, 3, "content-type", "application/problem+json")
 	}
@@ -33,9 +34,9 @@ func appendResponseHeaders(b []byte, m policy.Match, d limit.Decision, v limit.V
 }
 
 // appendHeader appends a HeaderValue.
-func appendHeader(b []byte, field protowire.Number, key, value string) []byte {
+func appendHeader[value string | []byte](b []byte, field protowire.Number, key string, v value) []byte {
 	b, at := begin(b, field)
-	return end(text(text(b, 1, key), 2, value), at)
+	return end(text(text(b, 1, key), 2, v), at)
 }
 
 // item is one limit of the RateLimit and RateLimit-Policy fields. Subjects of one

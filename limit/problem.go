@@ -1,23 +1,10 @@
 package limit
 
 import (
-	"encoding/json"
-	"fmt"
 	"slices"
+	"strconv"
+	"unicode/utf8"
 )
-
-// A problemDetails is the body of a refusal, by RFC 9457. The types are those of
-// draft-ietf-httpapi-ratelimit-headers-11, section 5, and the titles those that
-// it registers.
-type problemDetails struct {
-	Type       string   `json:"type"`
-	Title      string   `json:"title"`
-	Status     int      `json:"status"`
-	Detail     string   `json:"detail"`
-	RetryAfter *int64   `json:"retry_after_ms,omitempty"`
-	Violated   []string `json:"violated-policies"`
-	Retryable  bool     `json:"retryable"`
-}
 
 // The codes of HTTP for a refusal, by RFC 6585 and RFC 9110.
 const (
@@ -33,69 +20,134 @@ func (c Class) Code() int {
 	return tooManyRequests
 }
 
-// Problem is the body of HTTP for a refused request, in JSON. It has names from the
-// policy, and no values of requests. A StoreUnavailable without a Limit is that of a
-// service that does not answer.
-func (v Verdict) Problem() []byte {
-	p := problemDetails{
-		Type:      "https://iana.org/assignments/http-problem-types#quota-exceeded",
-		Title:     "Quota Exceeded",
-		Status:    v.Class.Code(),
-		Detail:    v.detail(),
-		Violated:  Names(v.Violations),
-		Retryable: v.Retryable,
-	}
+// Problem is what AppendProblem appends.
+func (v Verdict) Problem() []byte { return v.AppendProblem(make([]byte, 0, 512)) }
+
+// AppendProblem appends the body of HTTP for a refused request to b, problem details of RFC
+// 9457 in JSON. It has names from the policy, and no values of requests. A StoreUnavailable
+// without a Limit is that of a service that does not answer.
+//
+// The types are those of draft-ietf-httpapi-ratelimit-headers-11, section 5, and the titles
+// those that it registers. The bytes are those that encoding/json writes, without what it costs
+// (TestAProblemIsAsEncodingJSONWritesIt).
+func (v Verdict) AppendProblem(b []byte) []byte {
 	if v.Class == Pool {
-		p.Type = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity"
-		p.Title = "Temporary Reduced Capacity"
+		b = append(b, `{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Temporary Reduced Capacity","status":`...)
+	} else {
+		b = append(b, `{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Quota Exceeded","status":`...)
 	}
+	b = strconv.AppendInt(b, int64(v.Class.Code()), 10)
+	var room [256]byte // on the stack, for most names
+	b = appendJSON(append(b, `,"detail":`...), v.appendDetail(room[:0]))
 	if v.Retryable {
-		millis := v.RetryAfter.Milliseconds()
-		p.RetryAfter = &millis
+		b = strconv.AppendInt(append(b, `,"retry_after_ms":`...), v.RetryAfter.Milliseconds(), 10)
 	}
-	body, err := json.Marshal(p)
-	if err != nil {
-		return nil // texts, numbers and booleans always marshal
+	b = append(b, `,"violated-policies":[`...)
+	for i, name := range Names(v.Violations) {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendJSON(b, name)
 	}
-	return body
+	b = strconv.AppendBool(append(b, `],"retryable":`...), v.Retryable)
+	return append(b, '}')
 }
 
-// detail says in one sentence what happened and what helps.
-func (v Verdict) detail() string {
-	wait := fmt.Sprintf("retry after %v", v.RetryAfter)
-	if v.Estimated {
-		wait = fmt.Sprintf("retry after about %v, which is an estimate", v.RetryAfter)
-	}
-	if !v.Retryable {
-		wait = "retrying does not help"
-	}
-	var what string
+// appendDetail says in one sentence what happened and what helps.
+func (v Verdict) appendDetail(b []byte) []byte {
 	switch v.Reason {
 	case BucketEmpty:
-		what = fmt.Sprintf("The token bucket of limit %q has too few tokens left", v.Limit)
+		b = append(v.appendLimit(b, "The token bucket of limit "), " has too few tokens left"...)
 	case WindowFull:
-		what = fmt.Sprintf("The quota of limit %q has too little left in its window", v.Limit)
+		b = append(v.appendLimit(b, "The quota of limit "), " has too little left in its window"...)
 	case LaneFull:
-		what = fmt.Sprintf("All in-flight slots of limit %q are taken", v.Limit)
+		b = append(v.appendLimit(b, "All in-flight slots of limit "), " are taken"...)
 	case PoolFull:
-		what = fmt.Sprintf("All in-flight slots of limit %q, which callers share, are taken", v.Limit)
+		b = append(v.appendLimit(b, "All in-flight slots of limit "), ", which callers share, are taken"...)
 	case CostExceedsCapacity:
-		what = fmt.Sprintf("The request costs more than limit %q can ever allow", v.Limit)
+		b = append(v.appendLimit(b, "The request costs more than limit "), " can ever allow"...)
 	case Banned:
-		what = fmt.Sprintf("Limit %q allows no requests", v.Limit)
+		b = append(v.appendLimit(b, "Limit "), " allows no requests"...)
 	case StoreUnavailable:
-		what = fmt.Sprintf("Limit %q cannot be looked up at present", v.Limit)
 		if v.Limit == "" {
-			what = "The limits cannot be looked up at present"
+			b = append(b, "The limits cannot be looked up at present"...)
+		} else {
+			b = append(v.appendLimit(b, "Limit "), " cannot be looked up at present"...)
 		}
 	case StreamEnded:
-		what = "The end of the stream that asks was told before"
+		b = append(b, "The end of the stream that asks was told before"...)
 	case NoReason:
-		what = "The request was refused"
+		b = append(b, "The request was refused"...)
 	default:
-		what = fmt.Sprintf("Limit %q refused the request (%s)", v.Limit, v.Reason)
+		b = append(v.appendLimit(b, "Limit "), " refused the request ("...)
+		b = append(append(b, v.Reason...), ')')
 	}
-	return what + "; " + wait + "."
+	switch {
+	case !v.Retryable:
+		b = append(b, "; retrying does not help"...)
+	case v.Estimated:
+		b = append(append(append(b, "; retry after about "...), v.RetryAfter.String()...), ", which is an estimate"...)
+	default:
+		b = append(append(b, "; retry after "...), v.RetryAfter.String()...)
+	}
+	return append(b, '.')
+}
+
+// appendLimit appends words, and the limit's name in quotes.
+func (v Verdict) appendLimit(b []byte, words string) []byte {
+	return strconv.AppendQuote(append(b, words...), v.Limit)
+}
+
+// appendJSON appends a string of JSON, as encoding/json does: safe in HTML and in JavaScript,
+// and with U+FFFD for what is not UTF-8.
+func appendJSON[text string | []byte](b []byte, s text) []byte {
+	const hex = "0123456789abcdef"
+	b = append(b, '"')
+	from := 0 // what is not appended yet
+	for i := 0; i < len(s); {
+		c := s[i]
+		if c >= ' ' && c < utf8.RuneSelf && c != '"' && c != '\\' && c != '<' && c != '>' && c != '&' {
+			i++
+			continue
+		}
+		size := 1
+		if c >= utf8.RuneSelf {
+			var r rune
+			r, size = utf8.DecodeRuneInString(string(s[i:min(len(s), i+utf8.UTFMax)]))
+			if (r != utf8.RuneError || size > 1) && r != '\u2028' && r != '\u2029' {
+				i += size
+				continue
+			}
+			b = append(b, s[from:i]...)
+			if r == utf8.RuneError {
+				b = append(b, `\ufffd`...)
+			} else {
+				b = append(b, `\u202`...)
+				b = append(b, hex[r&15])
+			}
+		} else {
+			b = append(b, s[from:i]...)
+			switch c {
+			case '"', '\\':
+				b = append(b, '\\', c)
+			case '\b':
+				b = append(b, `\b`...)
+			case '\f':
+				b = append(b, `\f`...)
+			case '\n':
+				b = append(b, `\n`...)
+			case '\r':
+				b = append(b, `\r`...)
+			case '\t':
+				b = append(b, `\t`...)
+			default:
+				b = append(b, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
+			}
+		}
+		i += size
+		from = i
+	}
+	return append(append(b, s[from:]...), '"')
 }
 
 // MaxNames is how many names of limits a body or a header lists at most: those that matter
@@ -104,13 +156,17 @@ const MaxNames = 64
 
 // Names are the different names of the limits, in order, at most MaxNames; never nil.
 func Names(vs []Violation) []string {
-	list := make([]string, 0, min(len(vs), MaxNames))
-	for _, v := range vs {
+	// This is inlined, so that a caller that does not keep the list has it on its stack.
+	return appendNames(make([]string, 0, 4), vs)
+}
+
+func appendNames(list []string, vs []Violation) []string {
+	for i := range vs {
 		if len(list) == MaxNames {
 			break
 		}
-		if !slices.Contains(list, v.Limit) {
-			list = append(list, v.Limit)
+		if !slices.Contains(list, vs[i].Limit) {
+			list = append(list, vs[i].Limit)
 		}
 	}
 	return list

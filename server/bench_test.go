@@ -3,8 +3,10 @@ package server
 import (
 	"context"
 	"log/slog"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	ratelimit "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	rls "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
@@ -65,6 +67,50 @@ descriptors:
 				}
 				out.Free()
 			}
+		})
+	}
+}
+
+// BenchmarkManyCallers is what a decision costs many callers of one subject at once, admitted
+// or refused by what is remembered.
+func BenchmarkManyCallers(b *testing.B) {
+	set, err := policy.Parse("bench.yaml", []byte(`
+domain: ai
+descriptors:
+  - {key: admitted, token_bucket: {capacity: 1000000000, refill: 1000000/s}}
+  - {key: refused, token_bucket: {capacity: 1, refill: 1/d}}
+`), policy.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	store := memory.New(memory.Options{})
+	defer func() { _ = store.Close() }()
+	s := New(Options{Store: store, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(), RememberRefusals: time.Hour})
+	s.SetPolicy(b.Context(), policy.Reading{Set: set})
+	for _, key := range []string{"admitted", "refused"} {
+		b.Run(key, func(b *testing.B) {
+			message, err := proto.Marshal(&rls.RateLimitRequest{Domain: "ai", Descriptors: []*ratelimit.RateLimitDescriptor{
+				{Entries: []*ratelimit.RateLimitDescriptor_Entry{{Key: key, Value: "a000000042"}}},
+			}})
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.SetParallelism(64 / runtime.GOMAXPROCS(0))
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					q, _ := questions.Get().(*question)
+					if err := q.read(message); err != nil {
+						b.Error(err)
+						return
+					}
+					if _, err := (rateLimit{Server: s}).encoded(b.Context(), q); err != nil {
+						b.Error(err)
+						return
+					}
+					q.free()
+				}
+			})
 		})
 	}
 }

@@ -141,21 +141,18 @@ func latency(name, help string) prometheus.HistogramOpts {
 }
 
 // expect creates the series that alerts watch, at 0: an increase from nothing would
-// be none to Prometheus.
-func (m *metrics) expect(set *policy.Set, mode func(limit.Check) limit.FailureMode) {
+// be none to Prometheus. The series of old, which was in force before, are there; nil: none was.
+func (m *metrics) expect(set, old *policy.Set, mode func(limit.Check) limit.FailureMode) {
 	m.names.set(set, m.forget)
-	for domain, c := range set.Limits() {
-		for _, reason := range reasons {
-			m.bypassed.WithLabelValues(domain, m.names.of(domain, c.Name), mode(c).String(), reason)
+	for _, domain := range set.Domains() {
+		if old != nil && old.Has(domain) { // those of a domain alone stay
+			continue
 		}
 		m.breakerOpen.WithLabelValues(domain)
 		m.granted.WithLabelValues(domain)
 		m.expired.WithLabelValues(domain)
 		m.givenBack.WithLabelValues(domain)
 		m.unasked.WithLabelValues(domain)
-		if c.Reserve > 0 {
-			m.usage.WithLabelValues(domain, m.names.of(domain, c.Name), limit.Late.String())
-		}
 		for _, by := range []string{byLeaseService, byRateLimitService, byAccessLog, byGiveBack, byAdmin} {
 			m.ended.WithLabelValues(domain, by)
 		}
@@ -163,6 +160,24 @@ func (m *metrics) expect(set *policy.Set, mode func(limit.Check) limit.FailureMo
 		m.resets.WithLabelValues(domain)
 		for _, result := range []limit.ReleaseResult{limit.Released, limit.Lingering, limit.NotHeld, limit.Expired} {
 			m.released.WithLabelValues(domain, result.String())
+		}
+	}
+	type bypass struct{ limit, mode string }
+	seen, of := make(map[bypass]bool), "" // many limits may have one label; those of a domain come together
+	for domain, c := range set.Limits() {
+		if domain != of {
+			clear(seen)
+			of = domain
+		}
+		name := m.names.of(domain, c.Name)
+		if b := (bypass{name, mode(c).String()}); !seen[b] {
+			seen[b] = true
+			for _, reason := range reasons {
+				m.bypassed.WithLabelValues(domain, name, b.mode, reason)
+			}
+		}
+		if c.Reserve > 0 {
+			m.usage.WithLabelValues(domain, name, limit.Late.String())
 		}
 	}
 	for _, op := range []string{opDecide, "release", "undo", "renew", "settle", "inspect", "leases", "reset", "held", "ping"} {

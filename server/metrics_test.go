@@ -3,6 +3,7 @@ package server_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,11 +12,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"weir/envoy"
 	"weir/policy"
 	weirv1 "weir/proto/weir/v1"
+	"weir/server"
 	"weir/store"
 	"weir/store/memory"
 	"weir/store/storetest"
@@ -237,5 +240,52 @@ func TestWhatAlertsWatchIsThereBeforeItHappens(t *testing.T) {
 		if !strings.Contains(text, series+"\n") {
 			t.Errorf("/metrics has no %s", series)
 		}
+	}
+}
+
+// A reload creates what is new, and looks up nothing twice.
+func TestAfterAReloadAlertsWatchWhatTheyWouldAfterAStart(t *testing.T) {
+	const one = "domain: one\ndescriptors:\n  - {key: a, rate_limit: {name: a, unit: hour, requests_per_unit: 1}}\n"
+	const more = one + "  - {key: b, token_bucket: {name: a, capacity: 1, refill: 1/s}}\n  - {key: c, failure_mode: closed, concurrency: {max_in_flight: 1, lease: 1s}}\n"
+	const other = "domain: other\ndescriptors:\n  - {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}\n"
+	set := func(files ...string) *policy.Set {
+		dir := t.TempDir()
+		for i, text := range files {
+			if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d.yaml", i)), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s, err := policy.Load([]string{dir}, policy.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	series := func(sets ...*policy.Set) []string {
+		store := memory.New(memory.Options{})
+		registry := prometheus.NewRegistry()
+		s := server.New(server.Options{Store: store, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Registerer: registry})
+		defer func() { s.Close(); _ = store.Close() }()
+		for _, set := range sets {
+			s.SetPolicy(t.Context(), policy.Reading{Set: set})
+		}
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var list []string
+		for _, f := range families {
+			for _, m := range f.GetMetric() {
+				list = append(list, fmt.Sprint(f.GetName(), m.GetLabel()))
+			}
+		}
+		return list
+	}
+	before, now := set(one), set(more, other)
+	if diff := cmp.Diff(series(now), series(before, now)); diff != "" {
+		t.Errorf("series after a reload (-after a start, +after a reload):\n%s", diff)
+	}
+	if diff := cmp.Diff(series(now), series(before, now, before, now)); diff != "" {
+		t.Errorf("series after a domain went and came (-after a start, +then):\n%s", diff)
 	}
 }

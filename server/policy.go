@@ -72,7 +72,7 @@ func (s *Server) SetPolicy(ctx context.Context, r policy.Reading) {
 		now.at = time.Now()
 		now.pools = poolsOf(r.Set)
 		now.shown = shownOf(r.Set, now.pools)
-		s.metrics.expect(r.Set, s.standby.Mode)
+		s.metrics.expect(r.Set, old, s.standby.Mode)
 		now.domains = s.metrics.seriesOf(r.Set, s.breakers)
 		if old != nil {
 			s.metrics.policyInfo.DeleteLabelValues(old.Version())
