@@ -63,7 +63,7 @@ local function put(key, value, ms) strings[key], lives[key] = value, ms end
 
 -- Sets of slots, by key: how many members, how many of them are expired and stay for now, how many
 -- expired are to be removed; new members (score, member, ...), for how long (ms) the set must live, and
--- whether it had no member before them.
+-- how many members it had before them all.
 local sets = {}
 
 local function flush()
@@ -72,7 +72,7 @@ local function flush()
     if s.reap > 0 then call('ZREMRANGEBYRANK', key, 0, s.reap - 1) end
     if s.new then
       call('ZADD', key, unpack(s.new))
-      if s.empty then -- a set has had an expiry since its first member
+      if s.reap >= s.before then -- it is made anew, and has no expiry yet
         call('PEXPIRE', key, s.life)
       else
         call('PEXPIRE', key, s.life, 'GT')

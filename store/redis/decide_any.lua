@@ -43,8 +43,9 @@ end
 local function count(key, budget)
   local set = sets[key]
   if not set then
-    set = {all = call('ZCARD', key), ended = 0, reap = 0, new = nil, life = 0, empty = false}
-    if set.all > 0 then set.ended = call('ZCOUNT', key, '-inf', now) end
+    local all = call('ZCARD', key)
+    set = {all = all, before = all, ended = 0, reap = 0, new = nil, life = 0}
+    if all > 0 then set.ended = call('ZCOUNT', key, '-inf', now) end
     sets[key] = set
   end
   return set, min(set.ended, budget)
@@ -53,7 +54,7 @@ end
 local function reap(set, n) set.all, set.ended, set.reap = set.all - n, set.ended - n, set.reap + n end
 
 local function add(set, score, member, life)
-  if not set.new then set.new, set.empty = {}, set.all == 0 end
+  set.new = set.new or {}
   local n = #set.new
   set.new[n + 1], set.new[n + 2] = score, member
   set.all, set.life = set.all + 1, max(set.life, life)
