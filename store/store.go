@@ -63,9 +63,8 @@ func CheckUsage(u limit.Usage) error {
 	return nil
 }
 
-// Until returns a context with the values of ctx that is never done but by its deadline: its Done
-// tells nothing, and its Err is nil, so that it needs no timer. A store ends a call at the
-// deadline of its context, as well as when that is done.
+// Until returns a context with the values of ctx and this deadline, which is never done: it needs
+// no timer, so only stores look at its deadline.
 func Until(ctx context.Context, deadline time.Time) context.Context {
 	return until{context.WithoutCancel(ctx), deadline}
 }
@@ -79,9 +78,9 @@ type until struct {
 func (u until) Deadline() (time.Time, bool) { return u.deadline, true }
 
 // Store decides requests and looks after leases. Its methods may be called at
-// once from many goroutines. A cancelled or expired ctx ends a call with an
-// error that wraps [ErrUnavailable]; the call may have taken effect all the
-// same.
+// once from many goroutines. A call ends when ctx is done, and at its deadline, also
+// if ctx is never done ([Until]), with an error that wraps [ErrUnavailable]; it may
+// have taken effect all the same.
 type Store interface {
 	// Decide decides all checks of r at one instant of the store's clock. If the
 	// request is admitted, every check that passed is charged; otherwise none is

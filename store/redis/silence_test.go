@@ -64,3 +64,32 @@ func TestADecisionWaitsForItsTurnAndNotForASilentServer(t *testing.T) {
 		t.Errorf("Release = %v, want its own deadline", err)
 	}
 }
+
+// A context that is never done ends decisions at its deadline all the same: those that were
+// sent, and those that wait for a connection.
+func TestDecisionsEndAtADeadlineOfWhichTheirContextTellsNothing(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, server *storetest.Redis) {
+		s, _ := open(t, server, nil)
+		r := request(check(bucket(t, 1000, time.Hour), "a"))
+		decide(t, s, r)
+		if err := syscall.Kill(server.PID(), syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = syscall.Kill(server.PID(), syscall.SIGCONT) })
+		end := time.Now().Add(100 * time.Millisecond)
+		var all sync.WaitGroup
+		for range 2 * redis.MaxOut {
+			all.Go(func() {
+				_, err := s.Decide(store.Until(t.Context(), end), r)
+				if !errors.Is(err, store.ErrUnavailable) || !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Decide = %v, want its deadline", err)
+				}
+				if now := time.Now(); now.Before(end) {
+					t.Errorf("it ended %v before its deadline", end.Sub(now))
+				}
+			})
+		}
+		all.Wait()
+	})
+}
