@@ -36,7 +36,7 @@ descriptors:
 	}
 	store := memory.New(memory.Options{})
 	defer func() { _ = store.Close() }()
-	s := New(Options{Store: store, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
+	s := New(Options{Store: store, Instant: true, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
 	s.SetPolicy(b.Context(), policy.Reading{Set: set})
 	var handler func(srv any, ctx context.Context, next func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error)
 	registered := registrar(func(desc *grpc.ServiceDesc) { handler = desc.Methods[0].Handler })

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -155,7 +156,7 @@ func (s *Server) patience(ctx context.Context) time.Duration {
 
 // askStore asks the store, under a lease id of its own. The call does not end with the
 // caller: its answer says whether there is a lease to give back.
-func (s *Server) askStore(ctx context.Context, timeout time.Duration, r limit.Request) (d limit.Decision, err error) {
+func (s *Server) askStore(ctx context.Context, timeout time.Duration, r limit.Request) (limit.Decision, error) {
 	if r.NeedsLease() {
 		var random [16]byte
 		_, _ = rand.Read(random[:]) // it never fails
@@ -163,34 +164,46 @@ func (s *Server) askStore(ctx context.Context, timeout time.Duration, r limit.Re
 	} else {
 		r.Stream = ""
 	}
-	var wrong error // of the operation: the store did what it should
-	decide := func(ctx context.Context) (err error) {
-		d, err = s.store.Decide(ctx, r)
-		if ofOperation(err) {
-			wrong = err
-			return nil
-		}
-		return err
-	}
+	var a storeAnswer
+	var err error
 	if s.instant {
-		err = s.observed(ctx, opDecide, func() error { return decide(ctx) })
+		err = s.observed(ctx, opDecide, func() (err error) {
+			a, err = s.answerOf(context.WithoutCancel(ctx), r)
+			return err
+		})
 	} else {
-		err = s.callBy(ctx, s.loaded.Load().of(r.Domain).breaker(), opDecide, func() error {
-			err := decide(store.Until(ctx, time.Now().Add(timeout)))
+		err = s.callBy(ctx, s.loaded.Load().of(r.Domain).breaker(), opDecide, func() (err error) {
+			a, err = s.answerOf(store.Until(ctx, time.Now().Add(timeout)), r)
 			if timeout < s.storeTimeout && errors.Is(err, context.DeadlineExceeded) {
 				err = fmt.Errorf("%w: %w", errHurried, err)
 			}
 			return err
 		})
 	}
-	if wrong != nil {
-		return d, wrong
+	if err != nil || a.wrong != nil {
+		return limit.Decision{}, cmp.Or(err, a.wrong)
 	}
-	if err == nil && d.Admitted && !d.Replayed {
-		r.Lease = d.Lease
+	if a.decision.Admitted && !a.decision.Replayed {
+		r.Lease = a.decision.Lease
 		s.standby.FollowRequest(r)
 	}
-	return d, err
+	return a.decision, nil
+}
+
+// storeAnswer is what a store said of a request: a decision, or what is wrong with its operation.
+type storeAnswer struct {
+	decision limit.Decision
+	wrong    error
+}
+
+// answerOf returns the store's answer to r. An error is that there is none: what is wrong
+// with an operation is no failure of the store's.
+func (s *Server) answerOf(ctx context.Context, r limit.Request) (storeAnswer, error) {
+	d, err := s.store.Decide(ctx, r)
+	if ofOperation(err) {
+		return storeAnswer{wrong: err}, nil
+	}
+	return storeAnswer{decision: d}, err
 }
 
 // giveBack undoes what was granted to a caller that has gone, since nobody else

@@ -22,7 +22,6 @@ import (
 	"weir/policy"
 	"weir/server/page"
 	"weir/store"
-	"weir/store/memory"
 	"weir/store/standby"
 	"weir/store/unasked"
 )
@@ -44,6 +43,9 @@ type Options struct {
 	// Inspect at most; 0 means 10 ms. A decision waits longer if its caller does: a store
 	// that is silent must fail by itself.
 	StoreTimeout time.Duration
+	// Instant says that the store answers at once, in this process: its decisions need no
+	// deadline and no breaker.
+	Instant bool
 	// Standby decides while the store cannot.
 	Standby standby.Options
 	// UnreadyWithoutStore makes the server say that it is not ready while the store is
@@ -82,7 +84,7 @@ type Options struct {
 type Server struct {
 	store        store.Store
 	storeTimeout time.Duration
-	instant      bool // the store is this process's: its answers need no deadline, and no breaker
+	instant      bool // see Options.Instant
 	breakers     *breakers
 	standby      *standby.Standby
 	unasked      *unasked.Memory // nil: each is asked for
@@ -134,6 +136,7 @@ func New(o Options) *Server {
 	s := &Server{
 		store:        o.Store,
 		storeTimeout: o.StoreTimeout,
+		instant:      o.Instant,
 		standby:      standby.New(o.Standby),
 		mustHave:     o.UnreadyWithoutStore,
 		log:          o.Logger,
@@ -152,7 +155,6 @@ func New(o Options) *Server {
 		refusals:     newRefusals(),
 		inFlight:     &inFlight{},
 	}
-	_, s.instant = o.Store.(*memory.Store)
 	s.bypasses, s.history = &bypasses{}, &history{samples: []sample{{at: s.started}}}
 	if o.RememberRefusals > 0 {
 		s.unasked = unasked.New(o.RememberRefusals)

@@ -67,8 +67,10 @@ func serviceOn(t testing.TB, st store.Store, clock *storetest.Clock, e envoy.Opt
 func serviceWith(t testing.TB, st store.Store, clock *storetest.Clock, change func(*server.Options)) *service {
 	t.Helper()
 	s := &service{registry: prometheus.NewRegistry(), clock: clock}
+	_, instant := st.(*memory.Store)
 	options := server.Options{
-		Store: st,
+		Store:   st,
+		Instant: instant,
 		// Not a minute of machine time, however busy: the memory store answers at once.
 		StoreTimeout: storetest.Deadline,
 		Logger:       slog.New(slog.NewTextHandler(t.Output(), nil)),

@@ -140,6 +140,7 @@ func (c *serveCommand) Run(con console, parsed *kong.Context) error {
 		Host:                hostName(),
 		Version:             version,
 		StoreTimeout:        c.StoreTimeout,
+		Instant:             c.Redis == "",
 		Standby:             standby.Options{Mode: limit.ParseFailureMode(c.FailureMode), Replicas: c.Replicas},
 		MaxWait:             c.MaxWait,
 		StoreLoad:           load,
