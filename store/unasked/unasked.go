@@ -15,7 +15,8 @@ import (
 // process's is honoured, and the drift between the store's clock and ours.
 const MaxLife = time.Second
 
-// maxKept is how many states are remembered in one life, at most.
+// maxKept is how many states each of two generations remembers, at most: when the newer is full
+// the older goes early.
 const maxKept = 1 << 16
 
 // Memory is what is remembered, of buckets and fixed windows: from a refusal on only time can
@@ -29,7 +30,7 @@ type Memory struct {
 	some  [1024]giving  // to the states of which this is the hash of the key, or of the domain
 
 	mu       sync.RWMutex
-	now, old map[string]refusal // by the key of the state; what is learned goes into now
+	now, old map[string]refusal // two generations, by the key of the state; what is learned goes into now
 	turned   time.Time          // when now became old
 }
 
@@ -51,14 +52,14 @@ func (g *giving) end(n uint64) {
 
 // refusal is what a store told of a check that did not pass. Its times are from Asked.at on.
 type refusal struct {
-	asked      Asked
-	limit      limit.Limit
-	hits       int64
-	remaining  int64
-	until      time.Duration // it cannot pass before
-	told       time.Duration // it passes then, or a moment before
-	reset      time.Duration // ResetAfter, or a moment before
-	ofKey, all *giving       // to its state, and to any of its domain
+	asked           Asked
+	limit           limit.Limit
+	hits            int64
+	remaining       int64
+	until           time.Duration // it cannot pass before
+	told            time.Duration // it passes then, or a moment before
+	reset           time.Duration // ResetAfter, or a moment before
+	ofKey, ofDomain *giving       // to its state, and to any of its domain
 }
 
 // at is what is told of the check at a later time.
@@ -71,7 +72,8 @@ func (f refusal) at(now time.Time) limit.Result {
 	return r
 }
 
-// New returns an empty memory, of refusals that are so old at most.
+// New returns an empty memory, of refusals that are so old at most. A life of more than MaxLife is
+// cut to that, and with 0 nothing is remembered.
 func New(life time.Duration) *Memory {
 	return &Memory{life: min(life, MaxLife), seed: maphash.MakeSeed(), now: make(map[string]refusal), old: make(map[string]refusal)}
 }
@@ -107,7 +109,7 @@ func (m *Memory) learn(a Asked, domain string, c limit.Check, result limit.Resul
 	f := refusal{
 		asked: a, limit: c.Limit, hits: c.Hits, remaining: result.Remaining,
 		until: result.RetryAfter - time.Millisecond, told: took + result.RetryAfter, reset: took + result.ResetAfter,
-		ofKey: m.giving(c.Key), all: m.giving(domain),
+		ofKey: m.giving(c.Key), ofDomain: m.giving(domain),
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -200,7 +202,7 @@ func (m *Memory) refuses(c limit.Check, now time.Time) (refusal, bool) {
 	if !ok || f.limit != c.Limit || c.Hits < f.hits || now.Sub(f.asked.at) >= min(f.until, m.life) {
 		return refusal{}, false
 	}
-	return f, f.ofKey.nothingSince(f.asked) && f.all.nothingSince(f.asked) && m.all.nothingSince(f.asked)
+	return f, f.ofKey.nothingSince(f.asked) && f.ofDomain.nothingSince(f.asked) && m.all.nothingSince(f.asked)
 }
 
 // up rounds up to whole milliseconds, as stores tell times.
