@@ -33,15 +33,18 @@ func BenchmarkState(b *testing.B) {
 			told += s.Remaining() + s.FullAfterMillis() + s.RetryAfterMillis(1)
 		}
 	})
-	for name, w := range map[string]limit.Window{"window": window, "sliding window": sliding} {
-		b.Run(name, func(b *testing.B) {
+	for _, tt := range []struct {
+		name string
+		w    limit.Window
+	}{{"window", window}, {"sliding window", sliding}} {
+		b.Run(tt.name, func(b *testing.B) {
 			b.ReportAllocs()
 			var s limit.WindowState
 			for now := int64(1); b.Loop(); now++ {
-				if s = s.At(w, now); s.Passes(w, 1, now) {
+				if s = s.At(tt.w, now); s.Passes(tt.w, 1, now) {
 					s = s.Charge(1)
 				}
-				told += s.Remaining(w, now) + s.ResetAfterMillis(w, now)
+				told += s.Remaining(tt.w, now) + s.ResetAfterMillis(tt.w, now)
 			}
 		})
 	}

@@ -168,7 +168,7 @@ var escaped = func() (is [256]bool) {
 	return is
 }()
 
-// unescape undoes escape for texts that were not hashed.
+// unescape undoes [appendEscaped] for texts that were not hashed.
 func unescape(s string) string {
 	if strings.IndexByte(s, '%') < 0 {
 		return s
