@@ -258,10 +258,7 @@ func (s *Store) free(key string, m slot) bool {
 
 // hold adds a member to the set under key. The mutex is held.
 func (s *Store) hold(key, token string, expiry int64, slack time.Duration, now int64) {
-	st := s.states[key]
-	if st == nil {
-		st = &state{}
-	}
+	st := s.state(key)
 	if st.slots == nil {
 		st.slots = &slots{}
 	}

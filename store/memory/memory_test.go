@@ -17,7 +17,7 @@ func TestMemoryPassesTheScenarios(t *testing.T) {
 	})
 }
 
-func check(t *testing.T, l limit.Limit, value string) limit.Check {
+func check(t testing.TB, l limit.Limit, value string) limit.Check {
 	t.Helper()
 	return limit.Check{Name: "k", Limit: l, Hits: 1, Key: limit.Key("d", l, []limit.Entry{{Key: "k", Value: value}})}
 }
@@ -85,21 +85,6 @@ func TestWithoutAClockTimeIsMonotonic(t *testing.T) {
 		}
 		if time.Now().After(end) {
 			t.Fatal("tokens do not come back")
-		}
-	}
-}
-
-func BenchmarkDecide(b *testing.B) {
-	s := memory.New(memory.Options{})
-	bucket, err := limit.NewTokenBucket(1_000_000, 1_000_000, time.Second)
-	if err != nil {
-		b.Fatal(err)
-	}
-	r := limit.Request{Domain: "d", Checks: []limit.Check{{Name: "k", Limit: bucket, Hits: 1, Key: "weir:{d}:b:k=x"}}}
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := s.Decide(b.Context(), r); err != nil {
-			b.Fatal(err)
 		}
 	}
 }

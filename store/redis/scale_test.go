@@ -1,22 +1,17 @@
 package redis_test
 
 import (
-	"context"
-	"encoding/binary"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
 	"weir/limit"
-	"weir/store/redis"
 	"weir/store/storetest"
 )
 
@@ -164,162 +159,4 @@ func TestNoKeyOfASubjectStays(t *testing.T) {
 			t.Errorf("a bucket has %d keys, %v; want 1", n, err)
 		}
 	})
-}
-
-// openBench opens a store on a server of its own, and a client of that.
-func openBench(b *testing.B) (*redis.Store, *goredis.Client) {
-	b.Helper()
-	server := storetest.StartRedis(b, storetest.AnyRedis(b))
-	s, err := redis.Open(redis.Options{URL: server.URL, ReplyTimeout: storetest.Deadline})
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { _ = s.Close() })
-	opts, err := goredis.ParseURL(server.URL)
-	if err != nil {
-		b.Fatal(err)
-	}
-	client := goredis.NewClient(opts)
-	b.Cleanup(func() { _ = client.Close() })
-	return s, client
-}
-
-// usage returns the processor time of Redis in seconds, and its bytes for data.
-func usage(b *testing.B, client *goredis.Client) (cpu float64, memory int64) {
-	b.Helper()
-	text, err := client.Info(storetest.Context(b), "cpu", "memory").Result()
-	if err != nil {
-		b.Fatal(err)
-	}
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		switch name {
-		case "used_cpu_sys", "used_cpu_user":
-			seconds, _ := strconv.ParseFloat(value, 64)
-			cpu += seconds
-		case "used_memory":
-			memory, _ = strconv.ParseInt(value, 10, 64)
-		}
-	}
-	return cpu, memory
-}
-
-// callers calls f for 0 to n-1, of 64 callers.
-func callers(n int, f func(i int)) {
-	var next atomic.Int64
-	var all sync.WaitGroup
-	for range 64 {
-		all.Go(func() {
-			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
-				f(int(i))
-			}
-		})
-	}
-	all.Wait()
-}
-
-// perDecision has 64 callers decide, and tells the processor time of Redis for each.
-func perDecision(b *testing.B, client *goredis.Client, f func(i int)) {
-	b.Helper()
-	before, _ := usage(b, client)
-	var next atomic.Int64
-	b.ReportAllocs()
-	b.ResetTimer()
-	b.SetParallelism(32) // times GOMAXPROCS
-	b.RunParallel(func(pb *testing.PB) {
-		for pb.Next() {
-			f(int(next.Add(1)))
-		}
-	})
-	b.StopTimer()
-	after, _ := usage(b, client)
-	b.ReportMetric((after-before)*1e9/float64(b.N), "redis-ns/op")
-}
-
-// BenchmarkSubjects is what a decision of one bucket costs by how many subjects there are, of
-// which each has its turn; and how much memory of Redis one takes that is idle.
-func BenchmarkSubjects(b *testing.B) {
-	l := bucket(b, 1_000_000_000, time.Second)
-	for _, n := range []int{1_000, 10_000, 100_000, 1_000_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s, client := openBench(b)
-			ask := func(i int) {
-				if d, err := s.Decide(context.Background(), request(check(l, "customer-"+strconv.Itoa(i)))); err != nil || !d.Admitted {
-					b.Errorf("Decide = %+v, %v", d, err)
-				}
-			}
-			ask(0)
-			_, before := usage(b, client)
-			callers(n, ask)
-			_, after := usage(b, client)
-			perDecision(b, client, func(i int) { ask(int(uint64(i) * 7919 % uint64(n))) })
-			b.ReportMetric(float64(after-before)/float64(n), "redis-B/subject")
-		})
-	}
-}
-
-// BenchmarkPool is what a decision of a bucket, a lane and a pool costs with the release of its
-// lease, by how many leases the pool holds already.
-func BenchmarkPool(b *testing.B) {
-	tokens, slots := bucket(b, 1_000_000_000, time.Second), lane(b, 1_000_000, time.Hour)
-	for _, n := range []int{10, 1_000, 100_000} {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s, client := openBench(b)
-			ask := func(i int) limit.LeaseID {
-				account := "customer-" + strconv.Itoa(i%1000)
-				r := request(check(tokens, account), check(slots, account), check(slots, "pool"))
-				var random [16]byte
-				binary.BigEndian.PutUint64(random[:], leaseNumber.Add(1)*0x9e3779b97f4a7c15) // no order, as real ones
-				r.Lease = limit.NewLeaseID("d", random)
-				if d, err := s.Decide(context.Background(), r); err != nil || !d.Admitted {
-					b.Errorf("Decide = %+v, %v", d, err)
-				}
-				return r.Lease
-			}
-			callers(n, func(i int) { ask(i) })
-			perDecision(b, client, func(i int) {
-				if e, err := s.Release(context.Background(), limit.Ending{Lease: ask(i)}); err != nil || e.Result != limit.Released {
-					b.Errorf("Release = %+v, %v", e, err)
-				}
-			})
-		})
-	}
-}
-
-// BenchmarkShapes is what decisions cost alone by what they ask, refusals too.
-func BenchmarkShapes(b *testing.B) {
-	s, _ := openBench(b)
-	tokens, slots := bucket(b, 1_000_000_000, time.Second), lane(b, 1_000_000, time.Hour)
-	three := request(check(tokens, "a"), check(tokens, "b"), check(tokens, "c"))
-	empty := check(bucket(b, 1, 24*time.Hour), "empty")
-	decide(b, s, request(empty))
-	for _, tt := range []struct {
-		name     string
-		r        limit.Request
-		released bool
-	}{
-		{"one bucket", request(check(tokens, "a")), false},
-		{"one bucket refuses", request(empty), false},
-		{"three buckets", three, false},
-		{"bucket, lane and pool, released", request(check(tokens, "a"), check(slots, "a"), check(slots, "pool")), true},
-	} {
-		b.Run(tt.name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				r := tt.r
-				if tt.released {
-					r = withLease(r)
-				}
-				if _, err := s.Decide(b.Context(), r); err != nil {
-					b.Fatal(err)
-				}
-				if !tt.released {
-					continue
-				}
-				if e, err := s.Release(b.Context(), limit.Ending{Lease: r.Lease}); err != nil || e.Result != limit.Released {
-					b.Fatalf("Release = %+v, %v", e, err)
-				}
-			}
-		})
-	}
 }
