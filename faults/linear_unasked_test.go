@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,7 +15,7 @@ import (
 	"weir/store/storetest"
 )
 
-// remembered is how long replicas remember refusals, by default.
+// remembered is how long replicas remember refusals here: as long as by default.
 const remembered = 250 * time.Millisecond
 
 // remembering are replicas that do, each with a way of its own to Redis.
@@ -24,7 +23,7 @@ func remembering(t *testing.T, redis *storetest.Redis) (all []*replica) {
 	t.Helper()
 	for range 3 {
 		p := newProxy(t, redis.Addr())
-		r := &replica{Process: servertest.Start(t, linearPolicy, "--redis", "redis://"+p.Listen, "--store-timeout", "20s"), proxy: p}
+		r := &replica{Process: servertest.Start(t, linearPolicy, "--redis", "redis://"+p.Listen, "--store-timeout", "20s", "--remember-refusals", remembered.String()), proxy: p}
 		r.leases = weirv1.NewLeaseServiceClient(r.Dial(t))
 		all = append(all, r)
 	}
@@ -118,33 +117,34 @@ func TestWhatReplicasGiveBackIsLinearizableInTime(t *testing.T) {
 	replicas := remembering(t, redis)
 	began := time.Now()
 	const rounds = 5
+	// One client gives back at these asks of its own, counted from the first that was refused: while
+	// that is remembered.
+	const firstRefund, secondRefund = 10, 100
 	late := 0
 	for round := range rounds {
 		var mu sync.Mutex // guards the history
 		var history []porcupine.Operation
 		var given []porcupine.Operation // the refunds
-		var refunds atomic.Int64
 		var clients sync.WaitGroup
 		for n := range 4 {
 			clients.Go(func() {
-				taken, refused := 0, false
+				since := 0 // asks, from the first that was refused on
 				end := time.Now().Add(4 * remembered)
-				for time.Now().Before(end) {
+				for asks := 0; time.Now().Before(end); asks++ {
 					hits := 1 // of another cost it is asked for each time
-					if taken > 0 && refused && rand.IntN(100) == 0 && refunds.Add(1) <= 2 {
-						hits = -min(taken, 1+rand.IntN(3))
+					if n == 0 && (since == firstRefund || since == secondRefund) {
+						hits = -1 - round%3
 					}
 					call := time.Since(began)
 					at := replicas[0] // the others give back, and so it hears nothing of it
 					if hits < 0 || n == 3 && round%2 == 1 {
-						at = replicas[1+rand.IntN(2)]
+						at = replicas[1+asks%2]
 					}
 					told := at.take(t, fmt.Sprint("given", round), hits)
 					back := time.Since(began)
-					if told.ok {
-						taken += hits
+					if since > 0 || !told.ok {
+						since++
 					}
-					refused = refused || !told.ok
 					mu.Lock()
 					o := porcupine.Operation{ClientId: n, Input: tokensAsked(hits), Output: told, Call: call.Nanoseconds(), Return: back.Nanoseconds()}
 					history = append(history, o)
