@@ -207,7 +207,7 @@ type weir struct {
 
 func startWeir(t *testing.T, flags ...string) weir {
 	t.Helper()
-	p := servertest.Start(t, policy, append(flags, "--grpc-listen", servertest.Lonely()+":0")...)
+	p := servertest.Start(t, policy, append(flags, "--grpc-listen", servertest.LoopbackAddr()+":0")...)
 	return weir{p, weirv1.NewLeaseServiceClient(p.Dial(t))}
 }
 

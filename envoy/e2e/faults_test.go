@@ -165,7 +165,7 @@ func TestHeartbeatsKeepALease(t *testing.T) {
 func pair(t *testing.T, r *storetest.Redis) (s *stack, restart func(i int)) {
 	t.Helper()
 	flags := func(address string) []string { return append(onRedis(r), "--grpc-listen", address) }
-	s = startReplicas(t, "testdata/policy.yaml", [][]string{flags(servertest.Lonely() + ":0"), flags(servertest.Lonely() + ":0")})
+	s = startReplicas(t, "testdata/policy.yaml", [][]string{flags(servertest.LoopbackAddr() + ":0"), flags(servertest.LoopbackAddr() + ":0")})
 	s.redis = r
 	return s, func(i int) {
 		s.weirs[i] = startWeir(t, "testdata/policy.yaml", flags(s.weirs[i].GRPC)...)

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -74,15 +75,20 @@ type Process struct {
 
 var listening = regexp.MustCompile(`msg=listening grpc=(\S+) http=(\S+) admin=(\S+)`)
 
-// Lonely is an address of loopback that nobody else has. A service that is restarted there
-// finds its port free, and no other test's client, whose own service has gone, finds it.
-func Lonely() string {
-	n := lonelies.Add(1)
+// LoopbackAddr is an address of loopback that nobody else gets, but for more than 254 calls in a
+// process, and processes whose ids differ by a multiple of 65,024. A service that is restarted
+// there finds its port free, and no other test's client, whose own service has gone, finds it.
+// On systems other than Linux it is 127.0.0.1, since they have no other.
+func LoopbackAddr() string {
+	if runtime.GOOS != "linux" {
+		return "127.0.0.1"
+	}
+	n := loopbacks.Add(1)
 	pid := os.Getpid()
 	return fmt.Sprintf("127.%d.%d.%d", 1+pid>>8%254, pid%256, 1+n%254)
 }
 
-var lonelies atomic.Int32
+var loopbacks atomic.Int32
 
 // Start runs weir serve with the policy text and further flags, on ports of its
 // own, and waits until it listens. It ends with the test.
