@@ -83,7 +83,7 @@ func (s *Set) Match(r Request) Match {
 					continue
 				}
 				c := rule.check
-				c.Key = limit.KeyOf(c.Key, subject)
+				c.Key = limit.KeyOf(rule.prefix, subject)
 				c.Hits = hits
 				if rule.quota {
 					c.Quota = i + 1

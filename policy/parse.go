@@ -284,7 +284,7 @@ func (p *parser) descriptor(item *yaml.Node, parent *node, at *path, depth int) 
 			continue
 		}
 		if r.check.Limit != nil {
-			r.check.Key = p.keyPrefix(r.check.Limit)
+			r.prefix = p.keyPrefix(r.check.Limit)
 		}
 		r.check.Class, r.check.Shadow = n.class, n.shadow || p.domain.shadow
 		r.check.FailureMode, r.check.Fraction = n.failure.mode, n.failure.fraction

@@ -109,7 +109,7 @@ func (s *Set) Limits() iter.Seq2[string, limit.Check] {
 			}
 			for n := range d.policies() {
 				for _, r := range n.rules {
-					if r.check.Key = ""; r.check.Limit != nil && !yield(name, r.check) {
+					if r.check.Limit != nil && !yield(name, r.check) {
 						return
 					}
 				}

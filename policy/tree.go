@@ -75,9 +75,11 @@ type node struct {
 
 // rule is one limit of a policy.
 type rule struct {
-	// check is what a match makes but for the hits, and for the key, which is the prefix of
-	// the subjects' here. Its Limit is nil for an unlimited rate_limit.
+	// check is what a match makes but for the hits and the key. Its Limit is nil for an
+	// unlimited rate_limit.
 	check limit.Check
+	// prefix begins the keys of the limit's subjects: see limit.KeyOf.
+	prefix string
 	// quota makes Match set the check's group.
 	quota bool
 	// explicit is the name written in the file, if any: what replaces may name.
