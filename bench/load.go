@@ -220,19 +220,25 @@ func (c *caller) decide(now time.Time, subject int) error {
 func (l *load) check(answer []byte) (bypassed bool, err error) {
 	bypassed = bytes.Contains(answer, []byte("bypass_reason"))
 	if code := overallCode(answer); code != l.want && !bypassed {
-		return bypassed, fmt.Errorf("the answer is %v, want %v", code, l.want)
+		return bypassed, otherAnswer{code, l.want}
 	}
 	return bypassed, nil
 }
 
+// otherAnswer is the error of an answer that is not the wanted one.
+type otherAnswer struct{ got, want rls.RateLimitResponse_Code }
+
+// Error implements error.
+func (o otherAnswer) Error() string { return fmt.Sprintf("the answer is %v, want %v", o.got, o.want) }
+
 func (c *caller) call(now time.Time, method string, request []byte) error {
-	return c.conn.Invoke(&deadline{context.Background(), now.Add(told)}, method, &request, &c.answer)
+	return c.conn.Invoke(&deadline{context.Background(), now.Add(toldTimeout)}, method, &request, &c.answer)
 }
 
-// told is the deadline that a server is told of. It is so long that grpc-go tells it
+// toldTimeout is the deadline that a server is told of. It is so long that grpc-go tells it
 // in whole milliseconds: a constant, as Envoy's is, which header compression sends
 // as one byte. Nobody waits for it: load.start hangs up before.
-const told = 2 * time.Minute
+const toldTimeout = 2 * time.Minute
 
 // deadline tells a deadline and has no timer, so that a call costs the generator less
 // of the CPU that it shares with what is measured.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strings"
 	"sync"
@@ -133,5 +134,30 @@ func TestAnotherAnswerThanTheExpectedEndsTheRun(t *testing.T) {
 	}
 	if _, err := l.open(1000, time.Millisecond, nothing, nothing); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("open: %v, want %q", err, want)
+	}
+}
+
+// A server that refuses at once, and one that admits the first, are ready for the scenario of
+// one refused key; and nothing else is.
+func TestABucketIsEmptiedByAnAdmissionOrNone(t *testing.T) {
+	for _, tt := range []struct {
+		answer *rls.RateLimitResponse
+		ready  bool
+	}{
+		{&rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OVER_LIMIT}, true},
+		{&rls.RateLimitResponse{OverallCode: rls.RateLimitResponse_OK}, true},
+		{&rls.RateLimitResponse{}, false},
+		{nil, false},
+	} {
+		_, l := serve(t, func(context.Context) (*rls.RateLimitResponse, error) {
+			if tt.answer == nil {
+				return nil, errors.New("away")
+			}
+			return tt.answer, nil
+		})
+		s := scenario{keys: "refused", subjects: 1, want: rls.RateLimitResponse_OVER_LIMIT}
+		if _, err := s.prepare(target{name: "weir", address: l.address}); (err == nil) != tt.ready {
+			t.Errorf("after %v: %v, want an error unless it is ready: %v", tt.answer, err, tt.ready)
+		}
 	}
 }

@@ -170,7 +170,11 @@ func (s scenario) prepare(t target) (subjectBytes float64, err error) {
 			return 0, err
 		}
 		l.callers, l.subjects = 1, 1
-		_ = l.once() // it empties the bucket; OVER_LIMIT is wanted, so the first one is an error
+		var other otherAnswer
+		// It empties the bucket; OVER_LIMIT is wanted, so an OK is an error.
+		if err := l.once(); err != nil && (!errors.As(err, &other) || other.got != rls.RateLimitResponse_OK) {
+			return 0, fmt.Errorf("empty the bucket: %w", err)
+		}
 	}
 	return 0, nil
 }

@@ -82,7 +82,7 @@ func block(encoder *hpack.Encoder, into *bytes.Buffer, authority string) ([]byte
 		{"content-type", "application/grpc"},
 		{"user-agent", "weir-bench"},
 		{"te", "trailers"},
-		{"grpc-timeout", fmt.Sprintf("%dm", told.Milliseconds())},
+		{"grpc-timeout", fmt.Sprintf("%dm", toldTimeout.Milliseconds())},
 	} {
 		if err := encoder.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]}); err != nil {
 			return nil, err
