@@ -70,12 +70,15 @@ func BenchmarkAppend(b *testing.B) {
 		{"bucket, lane and pool, the pool refuses", decide([]decided{{bucket, passed(10, 0)}, {slots, passed(3, 0)}}, []decided{{shared, full}})},
 		{"1000 buckets admit", decide(many...)},
 	} {
-		for name, o := range map[string]Options{"": {}, ", with headers": {LeaseHeader: true, RateLimitHeaders: true}} {
-			b.Run(tt.name+name, func(b *testing.B) {
+		for _, with := range []struct {
+			name string
+			o    Options
+		}{{"", Options{}}, {", with headers", Options{LeaseHeader: true, RateLimitHeaders: true}}} {
+			b.Run(tt.name+with.name, func(b *testing.B) {
 				b.ReportAllocs()
 				var buffer []byte
 				for b.Loop() {
-					buffer = Append(buffer[:0], tt.d.a, tt.d.m, tt.d.d, tt.d.v, o)
+					buffer = Append(buffer[:0], tt.d.a, tt.d.m, tt.d.d, tt.d.v, with.o)
 				}
 				b.ReportMetric(float64(len(buffer)), "bytes")
 			})

@@ -85,7 +85,7 @@ descriptors:
 	}
 	store := memory.New(memory.Options{})
 	defer func() { _ = store.Close() }()
-	s := New(Options{Store: store, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(), RememberRefusals: time.Hour})
+	s := New(Options{Store: store, Instant: true, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(), RememberRefusals: time.Hour})
 	s.SetPolicy(b.Context(), policy.Reading{Set: set})
 	for _, key := range []string{"admitted", "refused"} {
 		b.Run(key, func(b *testing.B) {

@@ -29,7 +29,7 @@ func BenchmarkSetPolicy(b *testing.B) {
 	}
 	serve := func() *Server {
 		store := memory.New(memory.Options{})
-		s := New(Options{Store: store, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
+		s := New(Options{Store: store, Instant: true, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
 		s.SetPolicy(b.Context(), policy.Reading{Set: set})
 		b.Cleanup(func() { s.Close(); _ = store.Close() })
 		return s
