@@ -276,6 +276,27 @@ func TestARefundOfAnotherProcessIsHonouredInTime(t *testing.T) {
 	}
 }
 
+func TestALifeIsCutToTheLongest(t *testing.T) {
+	for _, tt := range []struct {
+		life, after time.Duration
+		known       bool
+	}{
+		{0, 0, false},
+		{time.Hour, MaxLife - time.Millisecond, true},
+		{time.Hour, MaxLife, false},
+	} {
+		w := newWorld(t)
+		w.memory = New(tt.life)
+		c := check(bucket(t, 1, 1, time.Hour), "x", 1)
+		w.ask(c)
+		w.ask(c) // refused
+		w.now = w.now.Add(tt.after)
+		if d, known := w.ask(c); d.Admitted || known != tt.known {
+			t.Errorf("a life of %v, after %v: admitted %v, known %v, want %v", tt.life, tt.after, d.Admitted, known, tt.known)
+		}
+	}
+}
+
 // What is remembered is bounded, however many are refused.
 func TestTheMemoryIsBounded(t *testing.T) {
 	m := New(life)
