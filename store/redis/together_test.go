@@ -131,11 +131,9 @@ func (s side) content(t *testing.T) map[string]kept {
 	}
 	all := make(map[string]kept, len(keys))
 	for _, k := range keys {
-		value := ""
+		value := fmt.Sprint(s.client.ZRangeWithScores(ctx, k, 0, -1).Val())
 		if text, err := s.client.Get(ctx, k).Result(); err == nil {
 			value = fmt.Sprintf("%q", text)
-		} else {
-			value = fmt.Sprint(s.client.ZRangeWithScores(ctx, k, 0, -1).Val())
 		}
 		all[k] = kept{value, s.client.PTTL(ctx, k).Val() > 0}
 	}
@@ -186,7 +184,7 @@ func (c *crowd) checks() []limit.Check {
 		check := limit.Check{Name: one(c, "n", "m"), Hits: one[int64](c, 1, 1, 1, 0, 2, 7, -1, limit.MaxExact, -limit.MaxExact)}
 		switch c.r.IntN(4) {
 		case 0:
-			check.Limit = limit.TokenBucket(one(c, limit.TokenBucket{Capacity: 10, Scale: 1000, Refill: 1}, limit.TokenBucket{Capacity: 3, Scale: 500, Refill: 1}))
+			check.Limit = one(c, limit.TokenBucket{Capacity: 10, Scale: 1000, Refill: 1}, limit.TokenBucket{Capacity: 3, Scale: 500, Refill: 1})
 		case 1:
 			check.Limit = limit.Window{Max: one[int64](c, 3, 10, 0), Unit: one(c, limit.Second, limit.Minute), Multiplier: 1, Sliding: c.r.IntN(2) == 0, ChargeOver: c.r.IntN(3) == 0}
 		default:
