@@ -20,24 +20,31 @@ import (
 	"weir/store/memory"
 )
 
+// benchServer serves policies from memory, until the benchmark ends.
+func benchServer(b *testing.B, policies string, remember time.Duration) *Server {
+	b.Helper()
+	set, err := policy.Parse("bench.yaml", []byte(policies), policy.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	store := memory.New(memory.Options{})
+	b.Cleanup(func() { _ = store.Close() })
+	s := New(Options{Store: store, Instant: true, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(), RememberRefusals: remember})
+	s.SetPolicy(b.Context(), policy.Reading{Set: set})
+	return s
+}
+
 // BenchmarkShouldRateLimit is what one decision costs in this process, from the bytes of
 // the request to those of the answer: without the network, HTTP/2 and a Redis.
 func BenchmarkShouldRateLimit(b *testing.B) {
-	set, err := policy.Parse("bench.yaml", []byte(`
+	s := benchServer(b, `
 domain: ai
 descriptors:
   - {key: account, token_bucket: {capacity: 1000000000, refill: 1000000/s}}
   - {key: path, token_bucket: {capacity: 1000000000, refill: 1000000/s}}
   - {key: tenant, token_bucket: {capacity: 1000000000, refill: 1000000/s}}
   - {key: refused, token_bucket: {capacity: 1, refill: 1/d}}
-`), policy.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	store := memory.New(memory.Options{})
-	defer func() { _ = store.Close() }()
-	s := New(Options{Store: store, Instant: true, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry()})
-	s.SetPolicy(b.Context(), policy.Reading{Set: set})
+`, 0)
 	var handler func(srv any, ctx context.Context, next func(any) error, interceptor grpc.UnaryServerInterceptor) (any, error)
 	registered := registrar(func(desc *grpc.ServiceDesc) { handler = desc.Methods[0].Handler })
 	rateLimit{Server: s}.register(registered)
@@ -74,19 +81,12 @@ descriptors:
 // BenchmarkManyCallers is what a decision costs many callers of one subject at once, admitted
 // or refused by what is remembered.
 func BenchmarkManyCallers(b *testing.B) {
-	set, err := policy.Parse("bench.yaml", []byte(`
+	s := benchServer(b, `
 domain: ai
 descriptors:
   - {key: admitted, token_bucket: {capacity: 1000000000, refill: 1000000/s}}
   - {key: refused, token_bucket: {capacity: 1, refill: 1/d}}
-`), policy.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	store := memory.New(memory.Options{})
-	defer func() { _ = store.Close() }()
-	s := New(Options{Store: store, Instant: true, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(), RememberRefusals: time.Hour})
-	s.SetPolicy(b.Context(), policy.Reading{Set: set})
+`, time.Hour)
 	for _, key := range []string{"admitted", "refused"} {
 		b.Run(key, func(b *testing.B) {
 			message, err := proto.Marshal(&rls.RateLimitRequest{Domain: "ai", Descriptors: []*ratelimit.RateLimitDescriptor{
